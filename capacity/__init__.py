@@ -1,0 +1,1 @@
+"""The formulas of capacity, and the questions answered with them."""
