@@ -1,0 +1,167 @@
+"""A Hugging Face config.json -> Model: the one way in, for files and for the registry's rows."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from pathlib import Path
+from typing import Any
+
+from capplan.errors import DataFileError, near_misses
+from capplan.models.families import FAMILIES
+from capplan.models.fields import Fields, features, show
+from capplan.models.spec import Model
+
+MAX_BYTES = 5_000_000  # of a config.json; the largest known one is under 100 kB
+DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
+SIDE_FILE = "hf_quant_config.json"  # where modelopt says that the weights are quantised
+
+
+def read_config(path: Path) -> Model:
+    """The model of a config.json, or of a folder that holds one.
+
+    Raises:
+        DataFileError: the file can't be read, is not a config, or has what is not supported.
+    """
+    path = Path(path)
+    if os.path.isdir(path):
+        path = path / "config.json"
+        if not os.path.lexists(path):
+            raise DataFileError(f"folder {show(str(path.parent))} holds no config.json")
+    where = repr(str(path))
+    config = _parse(_read(path, where), where)
+    folder = path.absolute().parent
+    if (
+        path.name == "config.json"
+        and "quantization_config" not in config
+        and os.path.exists(folder / SIDE_FILE)
+    ):
+        raise DataFileError(f"{where}: '{SIDE_FILE}' beside it (quantised weights) is not understood")
+    name = folder.name if path.name == "config.json" and folder.name else path.stem
+    return from_config(config, id=name, name=name, where=where, source=str(path))
+
+
+def from_config(config: dict[str, Any], *, id: str, name: str, where: str = "", **header: Any) -> Model:  # noqa: A002
+    """The model that a config describes. `where` names its file in messages; `header` goes into the Model."""
+    fields = Fields(config, where)
+    family = _family(fields)
+    dtype = _dtype(fields)
+    decoder = FAMILIES[family](fields)
+    fields.refuse_the_rest()
+    return Model(
+        id=id,
+        name=name,
+        family=family,
+        hidden_size=decoder.hidden,
+        layers=decoder.caches,
+        weights=tuple(decoder.weights),
+        dtype=dtype,
+        vocab_size=decoder.vocab,
+        max_context=decoder.context,
+        assumptions=tuple(fields.assumptions),
+        **header,
+    )
+
+
+def _read(path: Path, where: str) -> bytes:
+    try:
+        # never waits for a pipe's writer, and the file that is checked is the one that is read
+        descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+        try:
+            status = os.fstat(descriptor)
+            if not stat.S_ISREG(status.st_mode):
+                raise DataFileError(f"{where} is not a regular file; a config.json or its folder is accepted")
+            content = b"" if status.st_size > MAX_BYTES else _read_all(descriptor)
+        finally:
+            os.close(descriptor)
+    except DataFileError:
+        raise
+    except OSError as error:
+        raise DataFileError(f"can't read {where}: {(error.strerror or str(error)).lower()}") from error
+    except ValueError as error:  # a NUL in the name
+        raise DataFileError(f"can't read {where}: {error}") from error
+    if max(status.st_size, len(content)) > MAX_BYTES:
+        raise DataFileError(f"{where} is larger than {MAX_BYTES:,} bytes; a config.json is a small file")
+    return content
+
+
+def _read_all(descriptor: int) -> bytes:
+    content = b""
+    while len(content) <= MAX_BYTES and (part := os.read(descriptor, 1 << 20)):
+        content += part
+    return content
+
+
+def _parse(content: bytes, where: str) -> dict[str, Any]:
+    def fields_of(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        fields: dict[str, Any] = {}
+        for name, value in pairs:
+            if name in fields:
+                raise DataFileError(f"{where}: field {show(name)} is given twice")
+            if isinstance(value, float) and value - value != 0:  # NaN and the infinities
+                raise DataFileError(f"{where}: field {show(name)} is {value}; a finite number is accepted")
+            fields[name] = value
+        return fields
+
+    try:
+        config = json.loads(content.decode("utf-8-sig"), object_pairs_hook=fields_of)
+    except UnicodeDecodeError as error:
+        raise DataFileError(
+            f"{where} is not UTF-8 text (byte {error.start:,}); a config.json is accepted"
+        ) from error
+    except json.JSONDecodeError as error:
+        place = f"line {error.lineno}, column {error.colno}"
+        raise DataFileError(f"{where} is not valid JSON: {error.msg.lower()} at {place}") from error
+    except RecursionError as error:
+        raise DataFileError(f"{where} is not a config.json: it is nested too deep") from error
+    except DataFileError:
+        raise
+    except ValueError as error:
+        raise DataFileError(f"{where} has a number with too many digits") from error
+    if not isinstance(config, dict):
+        raise DataFileError(f"{where} holds {show(config)}; a JSON object of fields is accepted")
+    return config
+
+
+def _family(fields: Fields) -> str:
+    model_type = fields.text("model_type")
+    supported = f"supported: {', '.join(FAMILIES)}"
+    if model_type in FAMILIES:
+        return model_type
+    if not model_type:
+        raise fields.error(f"field 'model_type' is missing; {supported}")
+    found = features(fields.config)
+    has = f": its config has {', '.join(found)}" if found else ""
+    nearest = near_misses(model_type, FAMILIES, 1)
+    did_you_mean = f"; did you mean {nearest[0]!r}?" if nearest and not found else ""
+    raise fields.error(f"model_type {show(model_type)} is not supported{has}{did_you_mean}; {supported}")
+
+
+def _dtype(fields: Fields) -> str:
+    """The format of the checkpoint's matrices."""
+    name, value = "torch_dtype", fields.text("torch_dtype", "dtype")
+    if value is None:
+        fields.assumptions.append(f"field '{name}' is absent; weights taken to be bf16")
+        value = "bfloat16"
+    value = value.removeprefix("torch.")
+    if value not in DTYPES:
+        raise fields.error(f"field '{name}' is {show(value)}; accepted: {', '.join(DTYPES)}")
+    return _quantized(fields) or DTYPES[value]
+
+
+def _quantized(fields: Fields) -> str | None:
+    _, config = fields.find("quantization_config")
+    if config is None or config == {}:
+        return None
+    if not isinstance(config, dict):
+        raise fields.error(f"field 'quantization_config' is {show(config)}; an object is accepted")
+    method = config.get("quant_method")
+    if method != "fp8":
+        raise fields.error(
+            f"field 'quantization_config.quant_method' is {show(method)} (quantised weights); 'fp8' is supported"
+        )
+    fields.assumptions.append(
+        "fp8: every matrix of the layers taken to be fp8, the rest bf16; the scales are not counted"
+    )
+    return "fp8"
