@@ -3,7 +3,7 @@
 >>> import capplan
 >>> answer = capplan.fit("llama-3.3-70b", "h200-sxm", weights="fp8", kv="fp16", contexts=[8000])
 >>> answer.requests
-{'8000': 24}
+{'8000': 27}
 """
 
 from __future__ import annotations

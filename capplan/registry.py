@@ -27,7 +27,7 @@ def user_folder() -> Path:
     """Where the user's own rows live: `$CAPPLAN_DATA`, or the platform's data folder."""
     if given := os.environ.get("CAPPLAN_DATA"):
         return Path(given)
-    home = Path.home()
+    home = Path(os.path.expanduser("~"))  # Path.home() raises for a user without one
     if sys.platform == "win32":
         return Path(os.environ.get("LOCALAPPDATA") or home / "AppData" / "Local") / "capplan"
     if sys.platform == "darwin":
@@ -46,8 +46,8 @@ class Registry:
 
     def paths(self) -> dict[str, Path]:
         """Every row's file by id, sorted; a row of the user's hides a shipped one of the same id."""
-        found = {p.stem: p for folder in reversed(self.folders()) for p in folder.glob("*.toml")}
-        return dict(sorted(found.items()))
+        files = (p for folder in reversed(self.folders()) for p in _rows(folder))
+        return dict(sorted({p.stem: p for p in files}.items()))
 
     def names(self) -> list[str]:
         return list(self.paths())
@@ -60,14 +60,18 @@ class Registry:
         if wanted and wanted == os.path.basename(wanted):
             for folder in self.folders():
                 path = folder / f"{wanted}.toml"
-                if path.is_file():
+                if os.path.isfile(path):
                     return path
         return next((path for alias, path in self._aliases() if alias.lower() == wanted), None)
 
     def _aliases(self) -> Iterator[tuple[str, Path]]:
         # a text scan of one line: parsing every row would cost more than the answer
         for path in self.paths().values():
-            match = _ALIASES.search(path.read_text(encoding="utf-8", errors="replace"))
+            try:
+                with path.open(encoding="utf-8", errors="replace") as file:
+                    match = _ALIASES.search(file.read(MAX_BYTES))
+            except OSError:
+                continue  # a row that can't be read has no aliases; its own name says why
             for alias in _STRING.findall(match.group(1)) if match else ():
                 yield alias, path
 
@@ -81,6 +85,12 @@ class Registry:
             known = {*self.names(), *(alias for alias, _ in self._aliases())}
             raise UnknownNameError(self.noun, name, known, self.command)
         return path, read_toml(path)
+
+
+def _rows(folder: Path) -> Iterator[Path]:
+    # os.path and not Path: never raises, whatever the user's folder is called
+    if os.path.isdir(folder):
+        yield from (path for path in folder.glob("*.toml") if os.path.isfile(path))
 
 
 def read_toml(path: Path) -> dict[str, Any]:

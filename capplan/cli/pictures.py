@@ -1,0 +1,96 @@
+"""Pictures made of characters, for a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import log10
+from typing import TYPE_CHECKING
+
+from capplan.units import gib, tokens
+
+if TYPE_CHECKING:
+    from capplan.capacity.answer import Answer
+    from capplan.capacity.questions.fit import Fit
+    from capplan.capacity.questions.roofline import Roofline
+
+
+def picture(answer: Answer, columns: int) -> str:
+    """The picture that goes with an answer, with its line ends; empty where there is none."""
+    from capplan.capacity.questions.fit import Fit
+    from capplan.capacity.questions.roofline import Roofline
+
+    if isinstance(answer, Fit):
+        return "\n" + memory_bar(answer, columns)
+    if isinstance(answer, Roofline):
+        return "\n" + roofline_plot(answer, columns)
+    return ""
+
+
+def memory_bar(fit: Fit, columns: int = 80) -> str:
+    """The memory of a GPU as a bar: weights, reserve, KV cache; what is missing when they don't fit."""
+    left = fit.kv_budget_bytes
+    parts = [("weights", "█", fit.weight_bytes), ("reserve", "░", fit.reserve_bytes), ("KV cache", "▒", left)]
+    if left < 0:
+        parts[2] = ("missing", "!", -left)
+    whole = sum(size for _, _, size in parts) if left >= 0 else fit.weight_bytes + fit.reserve_bytes
+    room = max(20, min(columns, 100) - 2)
+    bar, upto = "", 0.0
+    for _, character, size in parts if left >= 0 else parts[:2]:
+        upto += size
+        bar += character * (round(room * upto / whole) - len(bar))
+    if left < 0:
+        kept = round(room * fit.memory_bytes / whole)
+        bar = bar[:kept] + "!" * (len(bar) - kept)
+    names = [f"{character} {name} {gib(size)}" for name, character, size in parts]
+    key = "   ".join(names)
+    if len(key) > room:
+        key = "\n".join(names)
+    return f"{bar}\n{key}\n"
+
+
+def roofline_plot(answer: Roofline, columns: int = 80, lines: int = 16) -> str:
+    """The roofline on logarithmic axes; a letter where decode stands at each context."""
+    peak, slope = answer.peak_flops_per_s, answer.bandwidth_bytes_per_s
+    ridge = answer.ridge_flop_per_byte
+    points = [(row["intensity_with_attention"], row["context"], row["batch"]) for row in answer.at]
+    lowest = min(1.0, *(x for x, _, _ in points))
+    x0, x1 = log10(lowest), log10(max(ridge, *(x for x, _, _ in points))) + 0.6
+    y0, y1 = log10(lowest * slope), log10(peak)
+    across = max(30, min(columns, 100) - 12)
+    grid = [[" "] * across for _ in range(lines + 1)]
+
+    def place(x: float, flops: float, character: str) -> None:
+        column = round((log10(x) - x0) / (x1 - x0) * (across - 1))
+        line = round((y1 - log10(flops)) / (y1 - y0) * lines)
+        grid[min(max(line, 0), lines)][min(max(column, 0), across - 1)] = character
+
+    for column in range(across):
+        x = 10 ** (x0 + (x1 - x0) * column / (across - 1))
+        place(x, min(peak, x * slope), "─" if x > ridge else "╱")
+    names = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+    shown = list(zip(names, points, strict=False))
+    for name, (x, _, _) in reversed(shown):
+        place(x, min(peak, x * slope), name)
+    labels = {0: f"{peak / 1e12:,.0f}", lines: f"{10**y0 / 1e12:,.2g}"}
+    body = "".join(f"{labels.get(i, ''):>9} ┤{''.join(row).rstrip()}\n" for i, row in enumerate(grid))
+    axis = " " * 10 + "└" + "─" * across + "\n"
+    ticks = _ticks(x0, x1, across)
+    key = "".join(
+        f"  {name}: {tokens(context)}, batch {batch:,}: {x:,.1f} FLOP/byte\n"
+        for name, (x, context, batch) in shown
+    )
+    return (
+        f"  TFLOP/s, dense {answer.compute_precision}, over FLOP/byte; the ridge is at {ridge:,.0f}\n"
+        f"{body}{axis}{' ' * 11}{ticks}\n{key}"
+    )
+
+
+def _ticks(x0: float, x1: float, across: int) -> str:
+    text = [" "] * across
+    marks: Sequence[int] = range(int(x0), int(x1) + 1)
+    for power in marks:
+        label = f"{10**power:,}"
+        at = round((power - x0) / (x1 - x0) * (across - 1))
+        if at >= 0 and at + len(label) <= across:
+            text[at : at + len(label)] = label
+    return "".join(text).rstrip()

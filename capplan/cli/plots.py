@@ -1,0 +1,170 @@
+"""Pictures for a document: SVG or PNG, drawn by matplotlib (the extra `plot`)."""
+
+from __future__ import annotations
+
+import os
+from itertools import cycle
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from capplan.capacity.answer import Answer
+from capplan.capacity.decode import decode_intensity
+from capplan.capacity.questions.fit import Fit
+from capplan.capacity.questions.roofline import Roofline
+from capplan.capacity.questions.whiteboard import Whiteboard
+from capplan.errors import InputError, MissingPackageError
+from capplan.units import gib, short, tokens
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+FORMATS = (".svg", ".png")
+# Okabe and Ito's palette: told apart in colour blindness, and in grey
+BLUE, ORANGE, GREEN, GREY = "#0072B2", "#E69F00", "#009E73", "#999999"
+LINES = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00")
+
+
+def save(answer: Answer, path: str) -> None:
+    """Draw an answer to a file; nothing is left behind when it can't be drawn.
+
+    Raises InputError for another ending than .svg or .png, or a place that can't be written to;
+    MissingPackageError without matplotlib.
+    """
+    target = Path(path)
+    if target.suffix.lower() not in FORMATS:
+        raise InputError(f"can't draw to {path!r}; the name must end in {' or '.join(FORMATS)}")
+    if not os.path.isdir(target.parent):
+        raise InputError(f"can't draw to {path!r}: there is no folder {str(target.parent)!r}")
+    try:
+        import matplotlib
+    except ImportError as error:
+        raise MissingPackageError("drawing needs matplotlib: pip install 'capplan[plot]'") from error
+    matplotlib.use("Agg")
+    matplotlib.rcParams["svg.hashsalt"] = "capplan"  # the same picture gives the same file
+    from matplotlib.figure import Figure
+
+    if isinstance(answer, Roofline):
+        figure = Figure(figsize=(7.5, 4.6), layout="constrained")
+        _intensity(figure.subplots(), answer)
+    elif isinstance(answer, Fit):
+        figure = Figure(figsize=(7.5, 5.4), layout="constrained")
+        bar, curve = figure.subplots(2, height_ratios=(1, 5))
+        _budget(bar, answer)
+        _concurrency(curve, answer)
+    elif isinstance(answer, Whiteboard):
+        figure = Figure(figsize=(7.5, 9.6), layout="constrained")
+        bar, curve, intensity = figure.subplots(3, height_ratios=(1, 5, 6))
+        _budget(bar, answer.fit)
+        _concurrency(curve, answer.fit)
+        _intensity(intensity, answer.roofline)
+    else:
+        raise InputError(f"there is no picture of {answer.question!r}; fit, roofline and whiteboard have one")
+    unfinished = target.with_name(f".capplan-{os.getpid()}{target.suffix}")
+    try:
+        figure.savefig(unfinished, format=target.suffix[1:].lower(), dpi=160, metadata=_metadata(target))
+        unfinished.replace(target)
+    except OSError as error:
+        raise InputError(f"can't draw to {path!r}: {(error.strerror or str(error)).lower()}") from error
+    except ValueError as error:  # a NUL in the name
+        raise InputError(f"can't draw to {path!r}: {error}") from error
+    finally:
+        unfinished.unlink(missing_ok=True)
+
+
+def _metadata(target: Path) -> dict[str, Any]:
+    return {"Date": None} if target.suffix.lower() == ".svg" else {}
+
+
+def _title(answer: Answer) -> str:
+    inputs = answer.inputs
+    return f"{inputs['model']} in {inputs['weights']} on one {inputs['gpu']}, KV cache in {inputs['kv']}"
+
+
+def _plain_ticks(axes: Axes) -> None:
+    """1,000 and not a power of ten, on both logarithmic axes; a light grid."""
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_formatter(lambda value, _: f"{value:,.4g}" if value < 1000 else short(round(value)))
+    axes.grid(True, which="major", linewidth=0.4, alpha=0.6)
+
+
+def _budget(axes: Axes, fit: Fit) -> None:
+    """Weights, reserve and cache as one bar, up to the memory of the GPU."""
+    left = 0.0
+    for name, size, colour in (
+        ("weights", fit.weight_bytes, BLUE),
+        ("reserve", fit.reserve_bytes, GREY),
+        ("KV cache", max(0.0, fit.kv_budget_bytes), GREEN),
+    ):
+        width = size / 2**30
+        axes.barh(0, width, left=left, color=colour, label=f"{name} {gib(size)}")
+        left += width
+    memory = fit.memory_bytes / 2**30
+    axes.axvline(memory, color="black", linewidth=1.5)
+    if left > memory * 1.0001:
+        axes.axvspan(memory, left, color="#D55E00", alpha=0.35, label=f"missing {gib(-fit.kv_budget_bytes)}")
+    axes.set(
+        yticks=[], xlim=(0, max(left, memory) * 1.02), xlabel=f"GiB of {memory:,.1f} ({fit.inputs['tier']})"
+    )
+    axes.set_title(_title(fit), fontsize=10)
+    axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.6), ncols=4, frameon=False, fontsize=9)
+    for side in ("top", "right", "left"):
+        axes.spines[side].set_visible(False)
+
+
+def _concurrency(axes: Axes, fit: Fit) -> None:
+    """Requests that fit against their context, with the contexts asked for marked."""
+    room = max(0, fit.kv_tokens)
+    longest = max([*map(int, fit.requests), 2_000])
+    contexts = [1_000 * (2 * longest / 1_000) ** (i / 200) for i in range(201)]
+    axes.plot(contexts, [max(room / c, 1e-3) for c in contexts], color=BLUE)
+    axes.axhline(1, color="black", linewidth=0.8, linestyle=":")
+    for context, count in fit.concurrency.items():
+        if count > 0:
+            axes.plot(int(context), count, "o", color="#D55E00")
+            axes.annotate(
+                f"{fit.requests[context]:,} of {short(int(context))}",
+                (int(context), count),
+                xytext=(6, 6),
+                textcoords="offset points",
+                fontsize=9,
+            )
+    axes.set(xscale="log", yscale="log", xlabel="tokens of a request", ylabel="requests at once")
+    axes.set_ylim(bottom=0.3)
+    _plain_ticks(axes)
+
+
+def _intensity(axes: Axes, answer: Roofline) -> None:
+    """Arithmetic intensity of decode against batch at each context, under the ridge."""
+    batches = [10 ** (i / 50) for i in range(201)]
+    for row, colour in zip(answer.at, cycle(LINES), strict=False):
+        flops = row["flops_per_token_with_attention"]
+        curve = [
+            decode_intensity(b, flops, answer.weight_bytes_read, row["context"], row["kv_bytes_per_token"])
+            for b in batches
+        ]
+        axes.plot(batches, curve, color=colour, label=tokens(row["context"]))
+        axes.plot(row["batch"], row["intensity_with_attention"], "o", color=colour, clip_on=False, zorder=3)
+        axes.axhline(row["ceiling_with_attention"], color=colour, linewidth=0.8, linestyle=":")
+    ridge = answer.ridge_flop_per_byte
+    axes.axhline(ridge, color="black", linewidth=1.2)
+    axes.annotate(
+        f"ridge {ridge:,.0f} FLOP/byte",
+        (1, ridge),
+        xytext=(4, -12),
+        textcoords="offset points",
+        fontsize=9,
+    )
+    weight_only = [b * answer.weight_only_intensity_batch_1 for b in batches]
+    axes.plot(batches, weight_only, color=GREY, linestyle="--", label="weights alone")
+    axes.set(
+        xscale="log",
+        yscale="log",
+        xlabel="batch (dot: the largest that fits; dotted line: what no batch passes)",
+        ylabel="FLOP/byte of a decode step, with attention",
+        title=_title(answer),
+        xlim=(1, 1e4),
+        ylim=(0.5, 3 * ridge),
+    )
+    axes.title.set_fontsize(10)
+    _plain_ticks(axes)
+    axes.legend(frameon=False, fontsize=9, loc="upper left", bbox_to_anchor=(1, 1))

@@ -1,0 +1,42 @@
+"""capplan roofline"""
+
+from __future__ import annotations
+
+import typer
+
+from capplan.cli import options as opt
+from capplan.cli.render import emit
+
+
+def command(
+    gpu: opt.GpuName,
+    model: opt.ModelName = None,
+    model_config: opt.ModelConfig = None,
+    weights: opt.Weights = "auto",
+    kv: opt.KvDtype = "auto",
+    context: opt.Context = None,
+    reserve: opt.Reserve = None,
+    tier: opt.Tier = "engine",
+    json: opt.Json = False,
+    csv: opt.Csv = False,
+    explain: opt.Explain = False,
+    plot: opt.Plot = None,
+) -> None:
+    """Which of compute and bandwidth runs out first in decode, and at which batch.
+
+    capplan roofline llama-3.3-70b --gpu h200 --weights fp8
+
+    capplan roofline llama-3.1-8b --gpu l4 --context 2k,8k --plot intensity.png
+    """
+    from capplan.capacity.questions.roofline import roofline as ask
+
+    answer = ask(
+        opt.one_model(model, model_config),
+        gpu,
+        weights=weights,
+        kv=kv,
+        contexts=opt.context_list(context),
+        reserve=opt.size("--reserve", reserve),
+        tier=tier,
+    )
+    raise typer.Exit(emit(answer, as_json=json, as_csv=csv, explain=explain, plot=plot))

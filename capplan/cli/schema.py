@@ -1,0 +1,79 @@
+"""capplan schema"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Annotated, Any
+
+import typer
+
+from capplan.capacity.answer import Answer
+from capplan.cli.render import print_json
+from capplan.errors import UnknownNameError
+
+# the answers that `--json` prints: their module in capacity/questions, and class
+ANSWERS = {
+    "kv": ("kv", "Kv"),
+    "fit": ("fit", "Fit"),
+    "roofline": ("roofline", "Roofline"),
+    "prefill": ("prefill", "Prefill"),
+    "whiteboard": ("whiteboard", "Whiteboard"),
+    "gpus": ("gpus", "Gpus"),
+    "gpu": ("gpus", "GpuFacts"),
+    "models": ("models", "Models"),
+    "model": ("models", "ModelFacts"),
+    "explain": ("formulas", "Formulas"),
+}
+
+
+def command(
+    name: Annotated[
+        str | None, typer.Argument(metavar="ANSWER", help="An answer; their names are listed without.")
+    ] = None,
+) -> None:
+    """The JSON Schema of what a command prints with --json.
+
+    capplan schema
+
+    capplan schema fit
+    """
+    if name is None:
+        print("\n".join(ANSWERS))
+    else:
+        print_json(schema(name))
+
+
+def schema(name: str) -> dict[str, Any]:
+    """The JSON Schema of an answer, made from its dataclass. Raises UnknownNameError."""
+    if name not in ANSWERS:
+        raise UnknownNameError("answer", name, ANSWERS, "capplan schema")
+    from dataclasses import fields
+    from typing import get_type_hints
+
+    from pydantic import create_model
+
+    module, class_name = ANSWERS[name]
+    answer: type[Answer] = getattr(import_module(f"capplan.capacity.questions.{module}"), class_name)
+    hints = get_type_hints(answer)
+    shared = {field.name for field in fields(Answer)}
+    # a field left out of the repr is left out of the result
+    own = {f.name: (hints[f.name], ...) for f in fields(answer) if f.name not in shared and f.repr}
+    result = create_model(f"{class_name}Result", **own).model_json_schema()  # type: ignore[call-overload]
+    result.pop("title", None)
+    texts = {"type": "array", "items": {"type": "string"}}
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "$id": f"capplan/{name}/{answer.schema_version}",
+        "title": f"capplan {name} --json",
+        "description": (answer.__doc__ or "").strip().splitlines()[0],
+        "type": "object",
+        "properties": {
+            "schema": {"const": f"capplan/{answer.question}/{answer.schema_version}"},
+            "capplan": {"type": "string"},
+            "inputs": {"type": "object"},
+            "result": result,
+            "assumptions": texts,
+            "warnings": texts,
+        },
+        "required": ["schema", "capplan", "inputs", "result", "assumptions", "warnings"],
+    }
