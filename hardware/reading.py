@@ -5,7 +5,6 @@ By hand and not with a validation library, because every command that names a GP
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import date
@@ -27,6 +26,7 @@ UNITS: dict[str, dict[str, float]] = {
     "fraction": {"fraction": 1.0},
 }
 FACTORS = {unit: factor for units in UNITS.values() for unit, factor in units.items()}
+LARGEST = 10**30
 DTYPES = ("fp64", "fp32", "tf32", "bf16", "fp16", "fp8", "fp6", "fp4", "int8", "int4")
 BASES = ("read", "recalled", "derived")
 PRICE_BASES = (
@@ -170,8 +170,10 @@ def _names(raw: object, where: str, key: str) -> tuple[str, ...]:
 
 
 def _number(raw: object, where: str, key: str) -> float:
-    if isinstance(raw, bool) or not isinstance(raw, int | float) or not (math.isfinite(raw) and raw > 0):
+    if isinstance(raw, bool) or not isinstance(raw, int | float) or not 0 < raw < math.inf:
         raise mistake(where, f"key '{key}' must be a number above 0, not {_show(raw)}")
+    if raw >= LARGEST:
+        raise mistake(where, f"key '{key}' is out of all proportion; a number below 1e30 is accepted")
     return float(raw)
 
 

@@ -7,6 +7,7 @@ import doctest
 import importlib
 import inspect
 import pkgutil
+from math import ceil
 
 import pytest
 
@@ -73,7 +74,11 @@ def test_units_agree_with_pint(formula: Formula) -> None:
 def test_shown_expression_is_the_code(formula: Formula) -> None:
     """What `explain` prints, evaluated with numbers, is what the function returns."""
     values = {q.name: 3.0 + i for i, q in enumerate(formula.parameters)}
-    shown = eval(compile(ast.parse(written(formula.function), mode="eval"), "shown", "eval"), {"min": min}, values)
+    shown = eval(
+        compile(ast.parse(written(formula.function), mode="eval"), "shown", "eval"),
+        {"min": min, "max": max, "ceil": ceil},
+        values,
+    )
     assert shown == formula.function(**values)
 
 
@@ -90,7 +95,7 @@ def test_no_formula_does_anything_but_arithmetic() -> None:
             for node in ast.walk(ast.parse(written(formula.function)))
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
         }
-        assert calls <= {"min", "max"}, formula.name
+        assert calls <= {"min", "max", "ceil"}, formula.name
 
 
 def test_numbers_are_put_in_by_whole_words() -> None:
@@ -110,16 +115,17 @@ def test_record_survives_without_docstrings() -> None:
     assert record(bare).parameters == ()
 
 
-@pytest.mark.parametrize(
-    "module",
-    sorted(
-        m.name
-        for package in ("capplan", "capplan.capacity", "capplan.capacity.questions", "capplan.models", "capplan.hardware")
-        for m in pkgutil.iter_modules(importlib.import_module(package).__path__, package + ".")
-        if not m.ispkg and not m.name.endswith("__main__")
-    )
-    + ["capplan"],
-)
+PACKAGES = ("capplan", "capplan.capacity", "capplan.capacity.questions", "capplan.models", "capplan.hardware")
+MODULES = [
+    module.name
+    for package in PACKAGES
+    for module in pkgutil.iter_modules(importlib.import_module(package).__path__, package + ".")
+    if not module.ispkg and not module.name.endswith("__main__")
+]
+MODULES.append("capplan")
+
+
+@pytest.mark.parametrize("module", MODULES)
 def test_doctests(module: str) -> None:
     result = doctest.testmod(importlib.import_module(module))
     assert result.failed == 0

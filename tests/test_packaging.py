@@ -40,7 +40,9 @@ def test_the_wheel_holds_the_data_and_nothing_else_at_the_top(wheel: Path) -> No
 
 def test_installed_in_an_empty_environment(wheel: Path, tmp_path: Path) -> None:
     venv.create(tmp_path / "env", with_pip=True)
-    python = next(path for path in (tmp_path / "env/bin/python", tmp_path / "env/Scripts/python.exe") if path.exists())
+    python = next(
+        path for path in (tmp_path / "env/bin/python", tmp_path / "env/Scripts/python.exe") if path.exists()
+    )
 
     def run(*args: str) -> str:
         return subprocess.run(
@@ -50,8 +52,10 @@ def test_installed_in_an_empty_environment(wheel: Path, tmp_path: Path) -> None:
     run("-m", "pip", "install", "--quiet", "--disable-pip-version-check", str(wheel))
     assert run("-m", "capplan", "--version").startswith("capplan ")
     assert "327,680 bytes" in run("-m", "capplan", "kv", "llama-3.3-70b")
-    assert "25" in run("-m", "capplan", "fit", "70b-class", "--gpu", "h200", "--weights", "fp8", "--tier", "whiteboard")
-    stray = "capacity hardware models probes tests".split()
+    assert "25" in run(
+        "-m", "capplan", "fit", "70b-class", "--gpu", "h200", "--weights", "fp8", "--tier", "whiteboard"
+    )
+    stray = ["capacity", "hardware", "models", "probes", "tests"]
     found = run(
         "-c", f"import importlib.util as u; print([n for n in {stray!r} if u.find_spec(n) is not None])"
     )

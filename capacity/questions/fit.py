@@ -162,6 +162,10 @@ def fit(
         str(length): terms.gpus_needed(length, each, weight_bytes, memory, reserve, work)
         for length, each in cost.items()
     }
+    if any((count or 0) > 1 for count in needed.values()):
+        work.assume(
+            "GPUs that one request needs: their memory is pooled, whatever numbers a model can be split over"
+        )
     must_fit = list(whole.values()) if asked is not None else list(whole.values())[:1]
     return Fit(
         inputs={

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from capplan.capacity.answer import Answer, Working
-from capplan.capacity.cache import cache
+from capplan.capacity.cache import Cache, cache
 from capplan.capacity.questions import terms
 from capplan.errors import InputError
 from capplan.models.registry import all_models
-from capplan.models.spec import BUCKETS, Model
+from capplan.models.spec import BUCKETS, CompressedAttention, LatentAttention, Layer, Model, State
 from capplan.units import gib
 
 if TYPE_CHECKING:
@@ -22,6 +22,66 @@ _BASIS = {
     "class-defaults": "defaults of the transformers class",
     "stated": "stated as a round size",
 }
+
+
+# the kinds of layers, a letter each
+LETTERS = {
+    "F": "attention over the whole context",
+    "S": "attention over a sliding window",
+    "C": "attention over a chunk",
+    "B": "attention over chosen blocks, with index keys",
+    "M": "latent attention",
+    "D": "latent attention with an indexer",
+    "A": "compressed attention, with an indexer",
+    "H": "compressed attention",
+    "L": "a recurrent state",
+    "V": "a short convolution",
+    "P": "attention and a recurrent state side by side",
+    "X": "cross-attention",
+    "s": "shares the cache of an earlier layer",
+    "N": "caches nothing",
+}
+
+
+def _text(value: object) -> str:
+    return f"{value:,.12g}" if isinstance(value, int | float) else str(value)
+
+
+def letter(layer: Layer) -> str:
+    """The letter of a layer's kind."""
+    if not layer:
+        return "N"
+    if len(layer) > 1:
+        return "P"
+    part = layer[0]
+    if isinstance(part, State):
+        return "V" if not part.recurrent else "L"
+    if isinstance(part, CompressedAttention):
+        return "A" if part.index_dim else "H" if part.ratio else "S"
+    if part.shared:
+        return "s"
+    if isinstance(part, LatentAttention):
+        return "D" if part.index_dim else "M"
+    if part.cross:
+        return "X"
+    if part.window is not None:
+        return "C" if part.chunked else "S"
+    return "B" if part.index_dim else "F"
+
+
+def terms_of(kept: Cache) -> tuple[str, ...]:
+    """The cache function, a line a term."""
+    lines = []
+    for stream in kept.streams:
+        size = f"{stream.layers} x {stream.entry_bytes:,.6g}"
+        if not stream.every:
+            term = size
+        else:
+            count = "T" if not stream.encoder else "encoder tokens"
+            count = f"{count} / {stream.every}" if stream.every > 1 else count
+            term = f"{size} x {count}" if stream.most is None else f"{size} x min({count}, {stream.most:,})"
+        lines.append(f"+ {term}   {stream.part.replace('_', ' ')}: {stream.entry}")
+    return tuple(lines)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +138,8 @@ class ModelFacts(Answer):
     question: ClassVar[str] = "model"
 
     model: dict[str, Any]
+    layer_map: str  # a letter a layer: see LETTERS
+    cache: tuple[str, ...]  # the cache function, term by term
     params_by_bucket: dict[str, int]
     weights: tuple[dict[str, Any], ...]
     notes: tuple[str, ...]
@@ -98,11 +160,16 @@ class ModelFacts(Answer):
             )
             for weight in self.weights
         )
+        used = tuple((letter, words) for letter, words in LETTERS.items() if letter in self.layer_map)
+        strip = tuple((self.layer_map[i : i + 60],) for i in range(0, len(self.layer_map), 60))
         tables = (
             Table(
-                tuple((name.replace("_", " "), str(value)) for name, value in about.items() if value),
+                tuple((name.replace("_", " "), _text(value)) for name, value in about.items() if value),
                 words=True,
             ),
+            Table(strip, title="Layers"),
+            Table(used, words=True),
+            Table(tuple((line,) for line in self.cache), title="Cache of a request of T tokens [byte]"),
             Table(buckets, title="Parameters"),
             Table(tensors, title="Tensors"),
             Table(tuple((note,) for note in self.notes), title="Notes"),
@@ -170,6 +237,8 @@ def model_facts(model: str | Model) -> ModelFacts:
             "source": spec.source,
             "checked": spec.checked,
         },
+        layer_map="".join(letter(layer) for layer in spec.layers),
+        cache=terms_of(kept),
         params_by_bucket={bucket: spec.parameters((bucket,)) for bucket in BUCKETS},
         weights=tuple(
             {

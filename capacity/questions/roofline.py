@@ -54,7 +54,7 @@ class Roofline(Answer):
         rows = tuple(
             (
                 tokens(row["context"]),
-                f"{row['batch']:,}",
+                f"{row['batch']:,}" if row["fits"] else "(1)",
                 f"{row['intensity']:,.1f}",
                 f"{row['intensity_with_attention']:,.1f}",
                 f"{row['ceiling']:,.1f}",
@@ -154,7 +154,12 @@ def roofline(
         fits = terms.whole(work(concurrency, kv_tokens=room, context=context))
         if room and not fits:
             work.warn(f"no request of {context:,} tokens fits on one {device.id}: the batch is taken as 1")
-        row: dict[str, Any] = {"context": context, "batch": max(1, fits), "kv_bytes_per_token": each}
+        row: dict[str, Any] = {
+            "context": context,
+            "fits": fits,
+            "batch": max(1, fits),
+            "kv_bytes_per_token": each,
+        }
         row |= terms.decode_intensities(spec, context, row["batch"], flops, read, each, work)
         reached = work(
             attainable_flops,

@@ -90,9 +90,10 @@ def known_contexts(contexts: Sequence[int] | int | None, model: Model, work: Wor
         contexts if isinstance(contexts, Iterable) and not isinstance(contexts, (str, bytes)) else (contexts,)
     )
     asked = [whole_tokens(context) for context in several]
-    for context in asked:
-        if model.max_context and context > model.max_context:
-            work.warn(f"{context:,} tokens is past the {model.max_context:,} that {model.id} was made for")
+    past = [context for context in sorted(set(asked)) if model.max_context and context > model.max_context]
+    if past:
+        listed = ", ".join(f"{context:,}" for context in past)
+        work.warn(f"{listed} tokens: past the {model.max_context:,} that {model.id} was made for")
     if not asked:
         raise InputError("no context given; name at least one, such as 8000")
     return sorted(set(asked))
@@ -287,7 +288,10 @@ def peak(gpu: Gpu, weights: str, work: Working) -> tuple[str, float]:
     """The precision products run in and its dense peak [FLOP/second]."""
     found = precision.matrix_rate(weights, gpu.dense_flops)
     if found is None:
-        raise DataFileError(f"no dense FLOP/s is known for gpu {gpu.id!r}; {weights} weights need one")
+        known = ", ".join(gpu.dense_flops) or "none"
+        raise DataFileError(
+            f"no dense rate that {weights} weights run at is known for gpu {gpu.id!r}; known: {known}"
+        )
     dtype, rate = found
     if dtype != weights and not (weights.endswith("fp4") and dtype == "fp4"):
         work.assume(f"{gpu.id} has no {weights} matrix rate on record: products run in {dtype}")

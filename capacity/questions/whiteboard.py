@@ -149,17 +149,19 @@ def whiteboard(
     write("weights-gib", "weights", stored / GIB, "GiB", gib(stored), budget.inputs["weights"])
     write("after-weights-gib", "left after weights", after / GIB, "GiB", gib(after))
     write("kv-budget-gib", "KV cache budget", left / GIB, "GiB", gib(left), f"{gib(reserve)} kept back")
-    rounded = max(0, floor(left / GIB))  # the essay calls 62.12 GiB 62 before dividing
+    # the essay calls 62.12 GiB 62 before dividing; of a few GiB that would drop whole requests
+    rounded = floor(left / GIB) if left >= 10 * GIB else max(0.0, left / GIB)
+    in_gib = f"{rounded:.4g}"
     cost = {int(context): size / int(context) for context, size in budget.kv_bytes_at.items()}
     shortest, longest = min(cost), max(cost)
     room = {
-        context: work(kv_tokens, f"{rounded} whole GiB", kv_budget=rounded * GIB, kv_bytes_per_token=each)
+        context: work(kv_tokens, f"{in_gib} GiB", kv_budget=rounded * GIB, kv_bytes_per_token=each)
         for context, each in cost.items()
     }
     exact_room = max(0.0, left) / cost[shortest]
     write(
-        f"kv-tokens-from-{rounded}-gib",
-        f"tokens in {rounded} GiB",
+        f"kv-tokens-from-{in_gib}-gib",
+        f"tokens in {in_gib} GiB",
         room[shortest],
         "token",
         f"{room[shortest]:,.0f}",
@@ -168,7 +170,7 @@ def whiteboard(
     )
     for key, exact_count in budget.concurrency.items():
         context = int(key)
-        count = work(concurrency, f"{rounded} whole GiB", kv_tokens=room[context], context=context)
+        count = work(concurrency, f"{in_gib} GiB", kv_tokens=room[context], context=context)
         write(
             f"concurrency-{short(context)}",
             f"requests of {tokens(context)}",

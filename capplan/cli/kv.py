@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import typer
 
+from capplan.capacity.answer import Answer
 from capplan.cli import options as opt
 from capplan.cli.render import emit
 
 
 def command(
-    model: opt.ModelName = None,
+    models: opt.ModelNames = None,
     model_config: opt.ModelConfig = None,
     kv: opt.KvDtype = "auto",
     context: opt.Context = None,
@@ -17,14 +18,22 @@ def command(
     json: opt.Json = False,
     csv: opt.Csv = False,
     explain: opt.Explain = False,
+    plot: opt.Plot = None,
 ) -> None:
-    """How many bytes of KV cache a token, and a request, costs.
+    """Bytes of KV cache that a token and a request cost; models side by side.
 
     capplan kv llama-3.3-70b --context 8k,32k
 
-    capplan kv ./config.json --kv fp8 --json
+    capplan kv llama-3.3-70b qwen3-32b phi-4 --context 1k..128k --plot cache.svg
     """
     from capplan.capacity.questions.kv import kv as ask
+    from capplan.capacity.questions.kv import kv_side_by_side
 
-    answer = ask(opt.one_model(model, model_config), kv=kv, contexts=opt.context_list(context), tier=tier)
-    raise typer.Exit(emit(answer, as_json=json, as_csv=csv, explain=explain))
+    names = [*(models or ()), *([opt.as_path(model_config)] if model_config is not None else ())]
+    contexts = opt.context_list(context)
+    answer: Answer
+    if len(names) > 1:
+        answer = kv_side_by_side(names, kv=kv, contexts=contexts, tier=tier)
+    else:
+        answer = ask(opt.one_model(names[0] if names else None, None), kv=kv, contexts=contexts, tier=tier)
+    raise typer.Exit(emit(answer, as_json=json, as_csv=csv, explain=explain, plot=plot))

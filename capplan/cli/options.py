@@ -39,6 +39,15 @@ ModelName = Annotated[
         show_default=False,
     ),
 ]
+ModelNames = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="MODEL...",
+        help="Names (capplan models), or paths of config.json files or their folders.",
+        autocompletion=_complete_model,
+        show_default=False,
+    ),
+]
 ModelConfig = Annotated[
     str | None,
     typer.Option("--model-config", metavar="PATH", help="A config.json or its folder, instead of MODEL."),
@@ -66,7 +75,7 @@ Context = Annotated[
     typer.Option(
         "--context",
         metavar="TOKENS",
-        help="Tokens of a request: 8k, 8Ki, or a list 8k,32k; may be repeated.",
+        help="Tokens of a request: 8k, 8Ki, a list 8k,32k, or doubling 1k..1M; may be repeated.",
     ),
 ]
 Reserve = Annotated[
@@ -90,17 +99,32 @@ Plot = Annotated[
 def one_model(name: str | None, config: str | None) -> str:
     """The model that was named, by MODEL or by --model-config."""
     if config is not None:
-        if not config.strip():
-            raise InputError(
-                "--model-config is empty; the path of a config.json, or of its folder, is accepted"
-            )
+        path = as_path(config)
         if name is not None:
             raise InputError(f"a model is named twice: {name!r} and --model-config {config!r}; give one")
-        # a bare file name is a path here, never a registry name
-        return config if "/" in config or "\\" in config else f"./{config}"
+        return path
     if name is None:
         raise InputError("no model given; name one (capplan models) or a config.json with --model-config")
     return name
+
+
+def as_path(config: str) -> str:
+    """The value of --model-config: a bare file name is a path here, never a registry name."""
+    if not config.strip():
+        raise InputError("--model-config is empty; the path of a config.json, or of its folder, is accepted")
+    return config if "/" in config or "\\" in config else f"./{config}"
+
+
+def doubling(text: str) -> list[int]:
+    """The contexts of a range: `1k..1M` is 1k, 2k, 4k, ... and 1M."""
+    from capplan import units
+
+    first, _, last = text.partition("..")
+    low, high = units.parse_count(first, "token"), units.parse_count(last, "token")
+    if not 0 < low < high:
+        raise InputError(f"--context {text!r} is no range; write the smaller end first, such as 1k..1M")
+    lengths = [low * 2**i for i in range((high // low).bit_length())]
+    return [length for length in lengths if length < high] + [high]
 
 
 def context_list(texts: list[str] | None) -> list[int] | None:
@@ -112,6 +136,9 @@ def context_list(texts: list[str] | None) -> list[int] | None:
     lengths = []
     for text in texts:
         with naming("--context"):
+            if ".." in text:
+                lengths += doubling(text)
+                continue
             units.parse_list(text, "token")  # refuses what can be read in two ways
             found = [units.parse_count(item, "token") for item in text.split(",")]
         for item, length in zip(text.split(","), found, strict=True):

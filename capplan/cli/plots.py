@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from capplan.capacity.answer import Answer
 from capplan.capacity.decode import decode_intensity
 from capplan.capacity.questions.fit import Fit
+from capplan.capacity.questions.kv import Kv, KvSideBySide
 from capplan.capacity.questions.roofline import Roofline
 from capplan.capacity.questions.whiteboard import Whiteboard
 from capplan.errors import InputError, MissingPackageError
@@ -43,7 +44,10 @@ def save(answer: Answer, path: str) -> None:
     matplotlib.rcParams["svg.hashsalt"] = "capplan"  # the same picture gives the same file
     from matplotlib.figure import Figure
 
-    if isinstance(answer, Roofline):
+    if isinstance(answer, Kv | KvSideBySide):
+        figure = Figure(figsize=(7.5, 4.6), layout="constrained")
+        _cache(figure.subplots(), [answer] if isinstance(answer, Kv) else list(answer.models))
+    elif isinstance(answer, Roofline):
         figure = Figure(figsize=(7.5, 4.6), layout="constrained")
         _intensity(figure.subplots(), answer)
     elif isinstance(answer, Fit):
@@ -58,7 +62,9 @@ def save(answer: Answer, path: str) -> None:
         _concurrency(curve, answer.fit)
         _intensity(intensity, answer.roofline)
     else:
-        raise InputError(f"there is no picture of {answer.question!r}; fit, roofline and whiteboard have one")
+        raise InputError(
+            f"there is no picture of {answer.question!r}; kv, fit, roofline and whiteboard have one"
+        )
     unfinished = target.with_name(f".capplan-{os.getpid()}{target.suffix}")
     try:
         figure.savefig(unfinished, format=target.suffix[1:].lower(), dpi=160, metadata=_metadata(target))
@@ -131,6 +137,40 @@ def _concurrency(axes: Axes, fit: Fit) -> None:
     axes.set(xscale="log", yscale="log", xlabel="tokens of a request", ylabel="requests at once")
     axes.set_ylim(bottom=0.3)
     _plain_ticks(axes)
+
+
+def _cache(axes: Axes, answers: list[Kv]) -> None:
+    """Bytes of a request against its context; of one model also each term, so that they can be seen to cross."""
+    contexts = sorted({int(context) for answer in answers for context in answer.kv_bytes_at})
+    low, high = (contexts[0], contexts[-1]) if len(contexts) > 1 else (1_000, 1_000_000)
+    points = [low * (high / low) ** (i / 200) for i in range(201)]
+    for answer, colour in zip(answers, cycle(LINES), strict=False):
+        at = [sum(_held(stream, t) for stream in answer.streams) / 2**30 for t in points]
+        axes.plot(points, at, color=colour, linewidth=2, label=answer.inputs["model"])
+    if len(answers) == 1 and len(answers[0].streams) > 1:
+        for stream, colour in zip(answers[0].streams, cycle(LINES[1:]), strict=False):
+            name = f"{stream['part'].replace('_', ' ')}, {stream['layers']} layers"
+            held = [_held(stream, t) / 2**30 for t in points]
+            axes.plot(points, held, color=colour, linewidth=1, linestyle="--", label=name)
+    axes.set(
+        xscale="log",
+        yscale="log",
+        xlabel="tokens of a request",
+        ylabel="GiB of one request",
+        title=f"KV cache in {answers[0].inputs['kv']}",
+    )
+    axes.title.set_fontsize(10)
+    _plain_ticks(axes)
+    axes.legend(frameon=False, fontsize=9, loc="upper left", bbox_to_anchor=(1, 1))
+
+
+def _held(stream: dict[str, Any], tokens_: float) -> float:
+    every, most = stream["tokens_per_entry"], stream["most_entries"]
+    if stream["of_encoder_tokens"]:
+        return 0.0
+    entries = 1.0 if not every else tokens_ / every
+    size: float = stream["layers"] * stream["entry_bytes"]
+    return size * (entries if most is None else min(entries, most))
 
 
 def _intensity(axes: Axes, answer: Roofline) -> None:

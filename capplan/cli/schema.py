@@ -14,6 +14,7 @@ from capplan.errors import UnknownNameError
 # the answers that `--json` prints: their module in capacity/questions, and class
 ANSWERS = {
     "kv": ("kv", "Kv"),
+    "kv-side-by-side": ("kv", "KvSideBySide"),
     "fit": ("fit", "Fit"),
     "roofline": ("roofline", "Roofline"),
     "prefill": ("prefill", "Prefill"),
@@ -57,7 +58,7 @@ def schema(name: str) -> dict[str, Any]:
     hints = get_type_hints(answer)
     shared = {field.name for field in fields(Answer)}
     # a field left out of the repr is left out of the result
-    own = {f.name: (hints[f.name], ...) for f in fields(answer) if f.name not in shared and f.repr}
+    own = {f.name: (_printed(hints[f.name]), ...) for f in fields(answer) if f.name not in shared and f.repr}
     result = create_model(f"{class_name}Result", **own).model_json_schema()  # type: ignore[call-overload]
     result.pop("title", None)
     texts = {"type": "array", "items": {"type": "string"}}
@@ -77,3 +78,11 @@ def schema(name: str) -> dict[str, Any]:
         },
         "required": ["schema", "capplan", "inputs", "result", "assumptions", "warnings"],
     }
+
+
+def _printed(hint: Any) -> Any:
+    """The type of a field as JSON has it: answers inside an answer are objects."""
+    from typing import get_args
+
+    inside = any(isinstance(part, type) and issubclass(part, Answer) for part in get_args(hint))
+    return tuple[dict[str, Any], ...] if inside else hint

@@ -1,0 +1,25 @@
+"""What the tests of the command line share."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from capplan.__main__ import main
+
+
+@pytest.fixture
+def run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., tuple[int, str, str]]:
+    """Runs the command line in an empty folder, without rows of the user's: exit code, stdout, stderr."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("CAPPLAN_DATA", str(tmp_path / "data"))
+
+    def _run(*args: str) -> tuple[int, str, str]:
+        capsys.readouterr()  # what came before is not this command's
+        code = main(args)
+        out, err = capsys.readouterr()
+        return code, out, err
+
+    return _run
