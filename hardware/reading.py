@@ -5,6 +5,7 @@ By hand and not with a validation library, because every command that names a GP
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import date
