@@ -57,12 +57,12 @@ class Working:
     def warn(self, *texts: str) -> None:
         self.warnings += [text for text in texts if text not in self.warnings]
 
-    def include(self, answer: Answer) -> None:
-        """Take over the working of another answer."""
+    def include(self, answer: Answer, prefix: str = "") -> None:
+        """Take over the working of another answer; a prefix says whose assumptions they are."""
         self.steps += answer.steps
         self.given += [given for given in answer.given if given not in self.given]
-        self.assume(*answer.assumptions)
-        self.warn(*answer.warnings)
+        self.assume(*(prefix + text for text in answer.assumptions))
+        self.warn(*(prefix + text for text in answer.warnings))
 
     def shown(self) -> dict[str, Any]:
         """The working as the fields of an Answer."""

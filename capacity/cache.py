@@ -25,8 +25,8 @@ from capplan.models.spec import (
 
 View = Literal["engine", "transformers"]
 
-# Recurrent states that transformers keeps in the model's dtype; the others are float32 there
-_MODEL_DTYPE_STATES = {"lightning"}
+# Formats of recurrent states
+STATES = {name: int(size) for name, size in precision.WEIGHTS.items() if size in (1, 2, 4)}
 
 
 class Stream(NamedTuple):
@@ -38,6 +38,7 @@ class Stream(NamedTuple):
     layers: int = 1
     every: int = 1  # tokens to an entry; 0: one for the whole sequence
     most: int | None = None  # entries kept
+    cycle: int = 0  # entries start anew after so many tokens; 0: they never do
     encoder: bool = False  # its tokens are the encoder's
     plain: tuple[int, int, float] | None = None  # KV heads, width and bytes of an element, where that is all
 
@@ -45,7 +46,7 @@ class Stream(NamedTuple):
         """Entries a layer holds after so many tokens."""
         if not self.every:
             return 1
-        full = tokens // self.every
+        full = (tokens % self.cycle if self.cycle else tokens) // self.every
         return full if self.most is None else min(full, self.most)
 
     def bytes_at(self, tokens: int) -> float:
@@ -55,7 +56,7 @@ class Stream(NamedTuple):
     @property
     def slope(self) -> float:
         """Bytes that every further token adds for ever [byte/token]."""
-        grows = self.every and self.most is None and not self.encoder
+        grows = self.every and self.most is None and not self.cycle and not self.encoder
         return self.layers * self.entry_bytes / self.every if grows else 0.0
 
 
@@ -168,65 +169,90 @@ def _attention(part: Attention, kv: str, tp: int, view: View) -> Iterator[Stream
         alike = part.head_dim == part.v_head_dim and size == 2 * heads * part.head_dim * element
         yield Stream("kv_full", size, words, plain=(heads, part.head_dim, element) if alike else None)
     else:
-        kept = part.window - 1 if view == "transformers" else part.window
-        yield Stream("kv_window", size, words, most=kept)
+        yield Stream("kv_window", size, words, most=_kept(part.window, view))
     if part.index_dim:
-        yield Stream(
-            "index_keys", 2 * part.index_dim, f"index key of {part.index_dim} in bf16", every=part.index_every
-        )
+        every = 1 if view == "transformers" else part.index_every  # it pools anew for every query
+        yield Stream("index_keys", 2 * part.index_dim, f"index key of {part.index_dim} in bf16", every=every)
 
 
 def _latent(part: LatentAttention, kv: str, view: View) -> Iterator[Stream]:
     if not part.shared:
-        words = f"latent of {part.latent} + {part.rope} in {kv}"
-        yield Stream("kv_full", precision.latent_bytes(kv, part.latent, part.rope), words)
-    if part.index_dim:
-        yield _index("index_keys", part.index_dim, part.index_every, view)
+        rope = part.rope if part.roped or view == "engine" else 0
+        size = precision.latent_bytes(kv, part.latent, rope)
+        words = f"latent of {part.latent} + {rope} in {kv}"
+        if part.window is None:
+            yield Stream("kv_full", size, words)
+        else:
+            yield Stream("kv_window", size, words, most=_kept(part.window, view))
+    if part.index_dim and part.index_every > 1 and view == "transformers":  # it pools anew for every query
+        words = f"index key of {part.index_dim}, its gate and a mark, in bf16"
+        yield Stream("index_keys", 2 * (2 * part.index_dim + 1), words)
+    elif part.index_dim:
+        element = 4 if part.index_fp32 else 2
+        yield _index("index_keys", part.index_dim, part.index_every, view, element)
 
 
-def _index(name: str, width: int, every: int, view: View) -> Stream:
+def _kept(window: int, view: View) -> int:
+    """Tokens held between steps: transformers lets one go before the next token completes the window."""
+    return window - 1 if view == "transformers" else window
+
+
+def _index(name: str, width: int, every: int, view: View, element: int = 2) -> Stream:
     if view == "transformers":
-        return Stream(name, 2 * width, f"index key of {width} in bf16", every=every)
+        return Stream(name, element * width, f"index key of {width}, {element} bytes an element", every=every)
     words = f"index key of {width} in fp8 with a scale for 128"
     return Stream(name, precision.index_bytes(width), words, every=every)
 
 
 def _compressed(part: CompressedAttention, kv: str, view: View) -> Iterator[Stream]:
     row = precision.compressed_bytes(kv, part.width, part.rope)
-    kept = part.window - 1 if view == "transformers" else part.window
-    yield Stream("kv_window", row, f"vector of {part.width} in {kv}", most=kept)
-    if part.ratio:
-        yield Stream("compressed_kv", row, f"pooled vector of {part.width} in {kv}", every=part.ratio)
-        both = 2 if part.overlap else 1
-        width = part.width + part.index_dim
-        ring = 2 * both * both * width * part.ratio * 4
-        words = f"ring of {part.ratio} tokens, value and gate, in fp32"
-        yield Stream("compressor_buffer", ring, words, every=0)
+    words = f"vector of {part.width} in {kv}"
+    twice = (
+        2 if view == "transformers" and not part.ratio else 1
+    )  # there keys and values, equal, are kept apart
+    yield Stream("kv_window", twice * row, words, most=_kept(part.window, view))
+    if not part.ratio:
+        return
+    yield Stream("compressed_kv", row, f"pooled {words}", every=part.ratio)
     if part.index_dim:
-        yield _index("index_keys_compressed", part.index_dim, part.ratio or 1, view)
+        yield _index("index_keys_compressed", part.index_dim, part.ratio, view)
+    both = 2 if part.overlap else 1
+    wide = 2 * (part.width + part.index_dim)  # value and gate, of the vector and of the index key
+    if view == "engine":
+        words = f"ring of {both * part.ratio} tokens, value and gate, in fp32"
+        yield Stream("compressor_buffer", 4 * both * wide * both * part.ratio, words, every=0)
+        return
+    words = "value and gate of the tokens of a pool that is not complete, in bf16"
+    yield Stream("compressor_buffer", 2 * both * wide, words, cycle=part.ratio)
+    if part.overlap:
+        words = "half of the last pool: values in bf16, gates in fp32"
+        yield Stream("compressor_buffer", 3 * wide * part.ratio, words, every=part.ratio, most=1)
 
 
 def _state(part: State, state: str, tp: int, view: View) -> Iterator[Stream]:
-    shards = tp if part.heads > 1 else 1
-    columns = part.conv_kernel if view == "transformers" else part.conv_kernel - 1
-    groups = part.conv_groups
-    if groups % shards:  # engines copy groups until every rank has one
-        groups = shards
-    channels = part.conv_channels / shards + groups * part.conv_group_channels / shards
+    held = view == "transformers"
+    share = heads_per_rank(part.heads, tp) / part.heads
+    groups = (
+        heads_per_rank(part.conv_groups, tp) if part.conv_groups else 0
+    )  # copied until every rank has one
+    channels = part.conv_channels * share + groups * part.conv_group_channels
+    columns = part.conv_kernel - 1 + (part.held_spare if held else 0)
     if channels and columns > 0:
-        words = f"convolution of {channels:,.0f} channels x {columns}"
-        yield Stream("conv_state", 2 * channels * columns, words, every=0)
+        size, dtype = _state_bytes(part.held_conv_dtype if held else "model")
+        words = f"convolution of {channels:,.0f} channels x {columns} in {dtype}"
+        yield Stream("conv_state", channels * columns * size, words, every=0)
     if part.recurrent:
-        size = 2 if part.recurrent_dtype == "model" else 4
-        if view == "transformers":
-            size = 2 if part.kind in _MODEL_DTYPE_STATES else 4
-        elif state != "auto":
-            size = int(precision.WEIGHTS[precision.canonical(state, precision.WEIGHTS, "state precision")])
-        elements = part.recurrent / shards
-        words = f"{part.kind} state of {elements:,.0f} in {'fp32' if size == 4 else 'bf16'}"
+        auto = part.held_dtype if held else part.recurrent_dtype
+        size, dtype = _state_bytes(auto if held or state == "auto" else state)
+        elements = part.recurrent * share
+        words = f"{part.kind} state of {elements:,.0f} in {dtype}"
         yield Stream("recurrent_state", elements * size, words, every=0)
-    if part.other:
-        yield Stream("conv_state", 2 * part.other, f"{part.other} elements", every=0)
+
+
+def _state_bytes(dtype: str) -> tuple[int, str]:
+    """Bytes of an element, and the dtype's name: a model's own is two bytes wide in an engine."""
+    name = "bf16" if dtype == "model" else precision.canonical(dtype, STATES, "state precision")
+    return STATES[name], name
 
 
 @formula

@@ -82,9 +82,12 @@ class Registry:
         """
         path = self.find(name)
         if path is None:
-            known = {*self.names(), *(alias for alias, _ in self._aliases())}
-            raise UnknownNameError(self.noun, name, known, self.command)
+            raise UnknownNameError(self.noun, name, self.known(), self.command)
         return path, read_toml(path)
+
+    def known(self) -> set[str]:
+        """Every id and alias."""
+        return {*self.names(), *(alias for alias, _ in self._aliases())}
 
 
 def _rows(folder: Path) -> Iterator[Path]:

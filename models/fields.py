@@ -174,6 +174,8 @@ class Fields:
         self.where = where  # the file, for messages
         self.read: set[str] = set()
         self.assumptions: list[str] = []
+        self.defaults: dict[str, int] = {}  # of the class, where configs of a family leave dimensions to it
+        self.inner: list[Fields] = []  # of the language models inside, judged with this one
 
     def error(self, message: str) -> DataFileError:
         return DataFileError(f"{self.where}: {message}" if self.where else message)
@@ -183,7 +185,7 @@ class Fields:
         self.read.update(names)
         given = [(name, self.config[name]) for name in names if self.config.get(name) is not None]
         if not given:
-            return names[0], None
+            return names[0], self._class_default(*names)
         first, value = given[0]
         for name, other in given[1:]:
             nested = isinstance(value, dict | list)  # refused later; comparing could recurse deep
@@ -193,6 +195,12 @@ class Fields:
                     "one of them is enough"
                 )
         return first, value
+
+    def _class_default(self, *names: str) -> int | None:
+        name = next((name for name in names if name in self.defaults), None)
+        if name is None or any(other in self.config for other in names):  # null is no default
+            return None
+        return self.assume(name, self.defaults[name])
 
     def maybe(self, *names: str, most: int = MAX_SIZE) -> int | None:
         """A positive whole number, or None where the field is absent or null."""
@@ -204,6 +212,12 @@ class Fields:
                 f"field '{name}' is {show(value)}; a whole number from 1 to {most:,} is accepted"
             )
         return value
+
+    def maybe_zero(self, *names: str, most: int = MAX_SIZE) -> int | None:
+        """A whole number, zero allowed, or None where the field is absent or null."""
+        if self.find(*names)[1] == 0 and type(self.find(*names)[1]) is int:
+            return 0
+        return self.maybe(*names, most=most)
 
     def count(self, *names: str, most: int = MAX_SIZE) -> int:
         """A positive whole number that has to be there."""
@@ -219,10 +233,30 @@ class Fields:
         value = self.maybe(*names)
         return self.assume(names[0], default) if value is None else value
 
+    def whole_or(self, default: int, *names: str) -> int:
+        """A whole number, zero allowed, or the class's default if the field is absent: an assumption."""
+        value = self.maybe_zero(*names)
+        return self.assume(names[0], default) if value is None else value
+
+    def numbers(self, *names: str, length: int | None = None, least: int = 0) -> list[int] | None:
+        """A list of whole numbers, one a layer where a length is given; None where absent or null."""
+        name, values = self.find(*names)
+        if values is None:
+            return None
+        if type(values) is not list or len(values) > MAX_LAYERS or length not in (None, len(values)):
+            of = "" if length is None else f" of {length:,}, one a layer,"
+            raise self.error(f"field '{name}' is {show(values)}; a list{of} is accepted")
+        for value in values:
+            if type(value) is not int or not least <= value <= MAX_SIZE:
+                raise self.error(
+                    f"field '{name}' has {show(value)}; whole numbers from {least} to {MAX_SIZE:,} are accepted"
+                )
+        return values
+
     def flag(self, *names: str, default: bool = False) -> bool:
         name, value = self.find(*names)
-        if value is None:
-            return default
+        if value is None:  # null is false in Python
+            return default and not any(name in self.config for name in names)
         if type(value) is not bool:
             raise self.error(f"field '{name}' is {show(value)}; true or false is accepted")
         return value
@@ -241,11 +275,26 @@ class Fields:
             raise self.error(f"field '{name}' is {show(value)}; a text is accepted")
         return value
 
+    def part(self, *names: str) -> Fields:
+        """The fields of an object in this config; what it assumes is assumed here."""
+        name, config = self.find(*names)
+        if type(config) is not dict:
+            raise self.error(f"field '{name}' is {show(config)}; an object is needed")
+        inner = Fields(config, f"{self.where}: {name}" if self.where else name)
+        inner.assumptions = self.assumptions
+        self.inner.append(inner)
+        return inner
+
+    def with_field(self, name: str, value: Any) -> Fields:
+        """The same config with another value in one field."""
+        self.config = {**self.config, name: value}
+        return self
+
     def assume(self, name: str, default: T) -> T:
         model_type = show(self.config.get("model_type"))
-        self.assumptions.append(
-            f"field '{name}' is absent and taken to be {show(default)}, the default of model_type {model_type}"
-        )
+        words = f"field '{name}' is absent and taken to be {show(default)}, the default of model_type {model_type}"
+        if words not in self.assumptions:
+            self.assumptions.append(words)
         return default
 
     def ignore(self, *names: str) -> None:
@@ -254,6 +303,8 @@ class Fields:
 
     def refuse_the_rest(self) -> None:
         """Judge the fields nobody read: refuse what may change the answer, note what is not known."""
+        for inner in self.inner:
+            inner.refuse_the_rest()
         unknown = []
         for name, value in self.config.items():
             if name in self.read or harmless(name) or not live(value):

@@ -6,16 +6,26 @@ import json
 import os
 import stat
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from capplan.errors import DataFileError, near_misses
-from capplan.models.families import FAMILIES
+from capplan.models.families import FAMILIES, family
 from capplan.models.fields import Fields, features, show
+from capplan.models.nesting import language_model
 from capplan.models.spec import Model
+
+if TYPE_CHECKING:
+    from capplan.models.quantization import Quantization
 
 MAX_BYTES = 5_000_000  # of a config.json; the largest known one is under 100 kB
 DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
+NESTED = (
+    "text_config",
+    "language_config",
+    "llm_config",
+)  # where a model with towers keeps its language model
 SIDE_FILE = "hf_quant_config.json"  # where modelopt says that the weights are quantised
+QUANTISED = ("quantization_config", "compression_config")  # where all others say so
 
 
 def read_config(path: Path) -> Model:
@@ -30,38 +40,60 @@ def read_config(path: Path) -> Model:
         if not os.path.lexists(path):
             raise DataFileError(f"folder {show(str(path.parent))} holds no config.json")
     where = repr(str(path))
-    config = _parse(_read(path, where), where)
+    config = load_json(path)
     folder = path.absolute().parent
-    if (
-        path.name == "config.json"
-        and "quantization_config" not in config
-        and os.path.exists(folder / SIDE_FILE)
-    ):
-        raise DataFileError(f"{where}: '{SIDE_FILE}' beside it (quantised weights) is not understood")
+    side = path.with_name(SIDE_FILE if path.name == "config.json" else f"{path.stem}.{SIDE_FILE}")
+    quantised = load_json(side) if os.path.lexists(side) else None
     name = folder.name if path.name == "config.json" and folder.name else path.stem
-    return from_config(config, id=name, name=name, where=where, source=str(path))
+    return from_config(config, id=name, name=name, where=where, side=quantised, source=str(path))
 
 
-def from_config(config: dict[str, Any], *, id: str, name: str, where: str = "", **header: Any) -> Model:  # noqa: A002
-    """The model that a config describes. `where` names its file in messages; `header` goes into the Model."""
-    fields = Fields(config, where)
-    family = _family(fields)
+def from_config(
+    config: dict[str, Any],
+    *,
+    id: str,  # noqa: A002
+    name: str,
+    where: str = "",
+    side: dict[str, Any] | None = None,
+    **header: Any,
+) -> Model:
+    """The model that a config describes. `where` names its file in messages; `header` goes into the Model.
+
+    side: the content of modelopt's hf_quant_config.json, where that lies beside it.
+    """
+    outer = Fields(config, where)
+    fields, prefix = (outer, "model.") if config.get("model_type") in FAMILIES else language_model(outer)
+    model_type = _family(fields)
     dtype = _dtype(fields)
-    decoder = FAMILIES[family](fields)
+    quantization = _quantization(config, fields, dtype, side, where)
+    decoder = family(model_type)(fields)
     fields.refuse_the_rest()
+    if quantization:
+        from capplan.models.stored import dominant
+
+        dtype = dominant(decoder.weights, decoder.layout, decoder.hidden, quantization).dtype
     return Model(
         id=id,
         name=name,
-        family=family,
+        family=outer.text("model_type") or model_type,
         hidden_size=decoder.hidden,
-        layers=decoder.caches,
-        weights=tuple(decoder.weights),
+        layers=tuple(decoder.layout),
+        draft_layers=tuple(decoder.draft_mixers),
+        weights=tuple(weight.below(prefix) for weight in decoder.weights),
+        draft_weights=tuple(decoder.draft_weights),
         dtype=dtype,
+        quantization=quantization,
         vocab_size=decoder.vocab,
         max_context=decoder.context,
         assumptions=tuple(fields.assumptions),
         **header,
     )
+
+
+def load_json(path: Path) -> dict[str, Any]:
+    """The fields of a small JSON file."""
+    where = repr(str(path))
+    return _parse(_read(path, where), where)
 
 
 def _read(path: Path, where: str) -> bytes:
@@ -141,27 +173,31 @@ def _family(fields: Fields) -> str:
 def _dtype(fields: Fields) -> str:
     """The format of the checkpoint's matrices."""
     name, value = "torch_dtype", fields.text("torch_dtype", "dtype")
+    inner = (part for name, part in fields.config.items() if name in NESTED and type(part) is dict)
+    for part in inner if value is None else ():
+        value = value or Fields(part, fields.where).text("torch_dtype", "dtype")
     if value is None:
         fields.assumptions.append(f"field '{name}' is absent; weights taken to be bf16")
         value = "bfloat16"
     value = value.removeprefix("torch.")
     if value not in DTYPES:
         raise fields.error(f"field '{name}' is {show(value)}; accepted: {', '.join(DTYPES)}")
-    return _quantized(fields) or DTYPES[value]
+    return DTYPES[value]
 
 
-def _quantized(fields: Fields) -> str | None:
-    _, config = fields.find("quantization_config")
-    if config is None or config == {}:
+def _quantization(
+    config: dict[str, Any], fields: Fields, dtype: str, side: dict[str, Any] | None, where: str
+) -> Quantization | None:
+    """What the config or its side file says of quantised weights."""
+    fields.ignore(*QUANTISED, "expert_dtype")
+    if side is None and not any(
+        part.get(name) is not None
+        for part in (config, *(p for p in config.values() if type(p) is dict), fields.config)
+        for name in QUANTISED
+    ):
         return None
-    if not isinstance(config, dict):
-        raise fields.error(f"field 'quantization_config' is {show(config)}; an object is accepted")
-    method = config.get("quant_method")
-    if method != "fp8":
-        raise fields.error(
-            f"field 'quantization_config.quant_method' is {show(method)} (quantised weights); 'fp8' is supported"
-        )
-    fields.assumptions.append(
-        "fp8: every matrix of the layers taken to be fp8, the rest bf16; the scales are not counted"
-    )
-    return "fp8"
+    from capplan.models.quantization import read
+
+    found, assumptions = read(config, where=where, others=dtype, side=side)
+    fields.assumptions += assumptions
+    return found

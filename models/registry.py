@@ -1,16 +1,17 @@
-"""Finding a model by name: a row of the registry, or a config.json of the user's own."""
+"""Finding a model by name: a row of the registry, a file of the user's own, or a hub id."""
 
 from __future__ import annotations
 
 import os
+import re
 from datetime import date
 from pathlib import Path
 from typing import Any
 
-from capplan.errors import DataFileError, near_misses
+from capplan.errors import DataFileError, MissingPackageError, near_misses
 from capplan.models.fields import MAX_LAYERS, Fields
-from capplan.models.hf import DTYPES, from_config, read_config
-from capplan.models.spec import FullAttention, Model
+from capplan.models.hf import DTYPES, from_config
+from capplan.models.spec import Attention, Model
 from capplan.registry import Registry, read_toml
 
 BASES = ("read", "recalled", "class-defaults", "stated")
@@ -19,6 +20,8 @@ _ROWS = Registry("models", "model", _SPECS, "capplan models")
 _ROWS_OR_PATHS = Registry(
     "models", "model", _SPECS, "capplan models; a path to a config.json is accepted too"
 )
+_ENDINGS = (".json", ".gguf", ".safetensors")
+_HUB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,95}/[A-Za-z0-9][A-Za-z0-9_.-]{0,95}")
 # the keys of a row: their type, and whether they are needed
 _KEYS: dict[str, tuple[type, bool]] = {
     "id": (str, True),
@@ -37,23 +40,48 @@ _TYPES = {str: "a text", date: "a date", list: "a list of texts", dict: "a table
 
 
 def model(name: str) -> Model:
-    """The model of a registry id or alias (any case), or of a path to a config.json or its folder.
+    """The model of a registry id or alias (any case), of a path, or of a hub id.
 
-    A registry name wins over a file of the same name; write './name' for the file.
+    A path leads to a config.json or its folder, a GGUF file, safetensors with a config beside them, or Mistral's
+    params.json. A registry name wins over a file of the same name; write './name' for the file. What is neither and
+    looks like 'org/name' is asked of the hub.
 
     Raises:
         UnknownNameError: no such name.
-        DataFileError: the row or the config can't be read right.
+        DataFileError: the row or the file can't be read right, or the hub has no such model.
+        MissingPackageError: a hub id, and huggingface_hub is not installed.
     """
-    if name.startswith((".", "/")) or name.endswith(".json"):
-        return read_config(Path(name))
+    if name.startswith((".", "/")) or name.endswith(_ENDINGS):
+        return _read(name)
     path = _ROWS.find(name)
     if path is not None:
         return _from_row(path, read_toml(path))
     if _is_path(name):
-        return read_config(Path(name))
+        return _read(name)
+    if _HUB_ID.fullmatch(name):
+        return _of_hub(name)
     rows = _ROWS_OR_PATHS if "/" in name else _ROWS
     return _from_row(*rows.read(name))  # raises: there is none
+
+
+def _read(name: str) -> Model:
+    from capplan.models.reader import read_path
+
+    return read_path(Path(name))
+
+
+def _of_hub(name: str) -> Model:
+    """A model of the hub; where it is not there, the nearest names of the registry are said as well."""
+    from capplan.models.hub import read_hub
+
+    try:
+        return read_hub(name)
+    except (DataFileError, MissingPackageError) as error:
+        nearest = near_misses(name, _ROWS.known(), 2)
+        if not nearest:
+            raise
+        did_you_mean = f"; did you mean {' or '.join(map(repr, nearest))}? (capplan models)"
+        raise type(error)(f"{error}{did_you_mean}") from error
 
 
 def names() -> list[str]:
@@ -118,7 +146,7 @@ def _stated(row: dict[str, Any], where: str, header: dict[str, Any]) -> Model:
     fields = Fields(row["dimensions"], f"{where}, [dimensions]")
     heads, kv_heads = fields.count("heads"), fields.count("kv_heads")
     head_dim = fields.count("head_dim")
-    layer = FullAttention(heads, kv_heads, head_dim, head_dim)
+    layer = Attention(heads, kv_heads, head_dim, head_dim)
     layers, hidden = fields.count("layers", most=MAX_LAYERS), fields.count("hidden_size")
     dtype = fields.text("dtype")
     if dtype not in (*DTYPES.values(), "fp8"):
@@ -135,7 +163,7 @@ def _stated(row: dict[str, Any], where: str, header: dict[str, Any]) -> Model:
         name=row["name"],
         family="stated",
         hidden_size=hidden,
-        layers=(layer,) * layers,
+        layers=((layer,),) * layers,
         weights=(),
         dtype=dtype,
         parameters_stated=parameters,

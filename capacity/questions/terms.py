@@ -190,8 +190,10 @@ def weights_precision(weights: str, model: Model) -> str:
 
 
 def kv_precision(kv: str, model: Model) -> str:
-    """The precision of the cache; `auto` is 16-bit, as engines do."""
+    """The precision of the cache; `auto` is what the checkpoint was made for, or 16 bit, as engines do."""
     if automatic(kv):
+        if model.quantization is not None and model.quantization.kv in precision.KV:
+            return model.quantization.kv
         return model.dtype if model.dtype in ("fp16", "fp32") else "bf16"
     return precision.canonical(kv, precision.KV, "kv precision")
 
@@ -265,6 +267,8 @@ def weights_in_memory(model: Model, weights: str, tier: Tier, work: Working) -> 
         work.assume(f"{model.id} has a stated size of {total:,} parameters, not a list of tensors")
     if tier == "whiteboard" or model.parameters_stated is not None or size >= 2:
         return work(weight_bytes, f"{model.id} in {weights}", parameters=total, bytes_per_parameter=size)
+    if model.quantization is not None and weights == model.dtype:
+        return _as_stored(model, work)
     matrices = model.matrix_parameters
     work.assume(
         f"{weights} weights: the layers' matrices in {weights}; embedding, head, norms and biases in 16 bit"
@@ -276,6 +280,25 @@ def weights_in_memory(model: Model, weights: str, tier: Tier, work: Working) -> 
         bytes_per_matrix_parameter=size,
         other_parameters=total - matrices,
         bytes_per_other_parameter=unquantized_bytes(weights),
+    )
+
+
+def _as_stored(model: Model, work: Working) -> float:
+    """Weights of a quantized checkpoint as its own config says they are stored [byte], format by format."""
+    from capplan.capacity.checkpoint import checkpoint_bytes
+
+    by_dtype: dict[str, tuple[int, float]] = {}
+    for part in checkpoint_bytes(model).parts:
+        parameters, size = by_dtype.get(part.dtype, (0, 0.0))
+        by_dtype[part.dtype] = parameters + part.parameters, size + part.bytes
+    return sum(
+        work(
+            weight_bytes,
+            f"{model.id}, stored in {dtype}, scales included",
+            parameters=parameters,
+            bytes_per_parameter=size / parameters,
+        )
+        for dtype, (parameters, size) in by_dtype.items()
     )
 
 

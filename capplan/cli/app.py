@@ -11,7 +11,10 @@ from typer.main import get_command
 
 from capplan.errors import InputError, UnknownNameError
 
-COMMANDS = ("kv", "fit", "roofline", "prefill", "whiteboard", "gpus", "models", "explain", "schema")
+COMMANDS = (
+    *("kv", "fit", "roofline", "prefill", "whiteboard"),
+    *("gpus", "models", "explain", "validate", "schema"),
+)
 
 
 class Commands(core.TyperGroup):

@@ -24,6 +24,7 @@ ANSWERS = {
     "models": ("models", "Models"),
     "model": ("models", "ModelFacts"),
     "explain": ("formulas", "Formulas"),
+    "validate-allocator": ("validate", "ValidateAllocator"),
 }
 
 

@@ -1,46 +1,39 @@
-"""The families of dense decoders with full attention: one function each, from a config's fields to weights.
+"""Dense decoders in Llama's manner: one function a family, from a config's fields to weights and cache.
 
-Defaults are those of the family's class in transformers. To add a family, write its function and name it in
-FAMILIES.
+Defaults are those of the family's class in transformers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from capplan.models.decoder import Decoder
 from capplan.models.fields import Fields
-from capplan.models.gpt_families import (
-    bloom,
-    chatglm,
-    falcon,
-    gpt2,
-    gpt_bigcode,
-    gpt_neox,
-    gptj,
-    opt,
-)
 
 
 def llama(f: Fields) -> Decoder:
     bias = f.flag("attention_bias")
-    return _like_llama(Decoder(f), bias=bias, out_bias=bias, mlp_bias=f.flag("mlp_bias"))
+    return like_llama(Decoder(f), bias=bias, out_bias=bias, mlp_bias=f.flag("mlp_bias"))
 
 
-def _like_llama(
+def like_llama(
     d: Decoder,
     *,
     bias: bool = False,
     out_bias: bool = False,
     mlp_bias: bool = False,
+    ungated: tuple[str, str] | None = None,
+    norms: tuple[str, ...] = ("input_layernorm", "post_attention_layernorm"),
+    norm_bias: bool = False,
     tied: bool = False,
 ) -> Decoder:
-    """Attention and a gated mlp, a norm before each; `tied` is the class's default."""
+    """Attention and mlp with their norms. `ungated`: names of an mlp of two matrices; `tied`: the class's default."""
     d.embedding()
     d.attention(bias=bias, out_bias=out_bias)
-    d.gated_mlp(bias=mlp_bias)
-    d.norm("input_layernorm", "post_attention_layernorm")
-    d.last_norm()
+    if ungated:
+        d.mlp(*ungated, d.fields.count("intermediate_size"), bias=mlp_bias)
+    else:
+        d.gated_mlp(bias=mlp_bias)
+    d.norm(*norms, bias=norm_bias)
+    d.last_norm(bias=norm_bias)
     d.head(tied=tied)
     return d
 
@@ -48,20 +41,20 @@ def _like_llama(
 def mistral(f: Fields) -> Decoder:
     d = Decoder(f, kv_heads=8)
     d.window(default=4096)
-    return _like_llama(d)
+    return like_llama(d)
 
 
 def ministral3(f: Fields) -> Decoder:
     d = Decoder(f, kv_heads=8, head_dim=128)
     d.window()
-    return _like_llama(d)
+    return like_llama(d)
 
 
 def qwen2(f: Fields) -> Decoder:
     """Biases on query, key and value."""
     d = Decoder(f, kv_heads=32)
     d.window(default=4096, switch=True)
-    return _like_llama(d, bias=True)
+    return like_llama(d, bias=True)
 
 
 def qwen3(f: Fields) -> Decoder:
@@ -70,16 +63,20 @@ def qwen3(f: Fields) -> Decoder:
     d = Decoder(f, kv_heads=32, head_dim=128)
     d.window(default=4096, switch=True)
     d.norm("self_attn.q_norm", "self_attn.k_norm", width=d.head_dim)
-    return _like_llama(d, bias=bias, out_bias=bias)
+    return like_llama(d, bias=bias, out_bias=bias)
 
 
 def phi3(f: Fields) -> Decoder:
     """Phi-3 and Phi-4: fused projections."""
     d = Decoder(f)
     d.window()
+    return like_phi3(d)
+
+
+def like_phi3(d: Decoder) -> Decoder:
     d.embedding()
     d.fused_attention("self_attn.qkv_proj", "self_attn.o_proj")
-    d.mlp("mlp.gate_up_proj", "mlp.down_proj", f.count("intermediate_size"), gated=True, bias=False)
+    d.mlp("mlp.gate_up_proj", "mlp.down_proj", d.fields.count("intermediate_size"), gated=True, bias=False)
     d.norm("input_layernorm", "post_attention_layernorm")
     d.last_norm()
     d.head(tied=False)
@@ -102,7 +99,7 @@ def phi(f: Fields) -> Decoder:
 
 def gemma(f: Fields) -> Decoder:
     bias = f.flag("attention_bias")
-    return _like_llama(Decoder(f, kv_heads=16, head_dim=256), bias=bias, out_bias=bias, tied=True)
+    return like_llama(Decoder(f, kv_heads=16, head_dim=256), bias=bias, out_bias=bias, tied=True)
 
 
 def internlm2(f: Fields) -> Decoder:
@@ -194,11 +191,17 @@ def starcoder2(f: Fields) -> Decoder:
 
 
 def glm(f: Fields) -> Decoder:
-    d = Decoder(f, kv_heads=2, head_dim=128)
+    return like_glm(Decoder(f, kv_heads=2, head_dim=128), bias=f.flag("attention_bias", default=True))
+
+
+def like_glm(d: Decoder, *, bias: bool = True, out_bias: bool = False, after: bool = False) -> Decoder:
+    """Gate and up projection in one matrix; norms after attention and mlp as well, where asked for."""
     d.embedding()
-    d.attention(bias=f.flag("attention_bias"))
-    d.mlp("mlp.gate_up_proj", "mlp.down_proj", f.count("intermediate_size"), gated=True, bias=False)
+    d.attention(bias=bias, out_bias=out_bias)
+    d.mlp("mlp.gate_up_proj", "mlp.down_proj", d.fields.count("intermediate_size"), gated=True, bias=False)
     d.norm("input_layernorm", "post_attention_layernorm")
+    if after:
+        d.norm("post_self_attn_layernorm", "post_mlp_layernorm")
     d.last_norm()
     d.head(tied=False)
     return d
@@ -207,7 +210,7 @@ def glm(f: Fields) -> Decoder:
 def ernie4_5(f: Fields) -> Decoder:
     bias = f.flag("use_bias")
     d = Decoder(f, kv_heads=2, head_dim=128)
-    return _like_llama(d, bias=bias, out_bias=bias, mlp_bias=bias, tied=True)
+    return like_llama(d, bias=bias, out_bias=bias, mlp_bias=bias, tied=True)
 
 
 def hunyuan_v1_dense(f: Fields) -> Decoder:
@@ -217,52 +220,26 @@ def hunyuan_v1_dense(f: Fields) -> Decoder:
     d.norm("self_attn.query_layernorm", "self_attn.key_layernorm", width=d.head_dim)
     if f.config.get("use_cla") in (None, False):  # layers share caches only when this is on
         f.ignore("use_cla", "cla_share_factor")
-    return _like_llama(d, bias=bias, out_bias=bias)
+    return like_llama(d, bias=bias, out_bias=bias)
 
 
 def seed_oss(f: Fields) -> Decoder:
     bias, out_bias = f.flag("attention_bias", default=True), f.flag("attention_out_bias")
     d = Decoder(f, kv_heads=8, head_dim=128)
-    return _like_llama(d, bias=bias, out_bias=out_bias, mlp_bias=f.flag("mlp_bias"))
+    return like_llama(d, bias=bias, out_bias=out_bias, mlp_bias=f.flag("mlp_bias"))
 
 
 def smollm3(f: Fields) -> Decoder:
-    """Some layers have no rotary embedding; every layer caches."""
+    """Some layers have no rotary embedding: they slide, where any do."""
     bias = f.flag("attention_bias")
     d = Decoder(f, kv_heads=4)
-    d.window(switch=True)
-    return _like_llama(d, bias=bias, out_bias=bias, mlp_bias=f.flag("mlp_bias"), tied=True)
-
-
-FAMILIES: dict[str, Callable[[Fields], Decoder]] = {
-    "llama": llama,
-    "mistral": mistral,
-    "ministral3": ministral3,
-    "qwen2": qwen2,
-    "qwen3": qwen3,
-    "phi3": phi3,
-    "phi": phi,
-    "gemma": gemma,
-    "cohere": cohere,
-    "olmo": olmo,
-    "olmo2": olmo2,
-    "granite": llama,
-    "glm": glm,
-    "chatglm": chatglm,
-    "internlm2": internlm2,
-    "seed_oss": seed_oss,
-    "smollm3": smollm3,
-    "ernie4_5": ernie4_5,
-    "hunyuan_v1_dense": hunyuan_v1_dense,
-    "stablelm": stablelm,
-    "starcoder2": starcoder2,
-    "falcon": falcon,
-    "RefinedWeb": falcon,  # Falcon-40B's name before it joined transformers
-    "RefinedWebModel": falcon,  # Falcon-7B's
-    "opt": opt,
-    "gpt2": gpt2,
-    "gpt_bigcode": gpt_bigcode,
-    "gptj": gptj,
-    "gpt_neox": gpt_neox,
-    "bloom": bloom,
-}
+    if f.flag("use_sliding_window") and f.config.get("sliding_window"):
+        every = f.count_or(4, "no_rope_layer_interval")
+        rotated = f.numbers("no_rope_layers", length=d.layers) or [(i + 1) % every for i in range(d.layers)]
+        d.window(slides=lambda layer: not rotated[layer])
+    elif d.layer_types("full_attention", "sliding_attention"):
+        d.window()  # the kinds count without the switch
+    else:
+        f.ignore("sliding_window")
+    f.ignore("max_window_layers")
+    return like_llama(d, bias=bias, out_bias=bias, mlp_bias=f.flag("mlp_bias"), tied=True)

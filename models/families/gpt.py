@@ -1,6 +1,6 @@
 """Families whose weights are named after GPT-2 or Megatron: wte, c_attn, query_key_value, dense_h_to_4h.
 
-Collected in capplan.models.families.FAMILIES; defaults are those of the family's class in transformers.
+Defaults are those of the family's class in transformers.
 """
 
 from __future__ import annotations
@@ -58,12 +58,13 @@ def gpt_neox(f: Fields) -> Decoder:
     d.mlp("mlp.dense_h_to_4h", "mlp.dense_4h_to_h", f.count("intermediate_size"))
     d.norm("input_layernorm", "post_attention_layernorm", bias=True)
     d.last_norm("gpt_neox.final_layer_norm", bias=True)
-    d.head("embed_out", tied=False)
+    d.head("lm_head", tied=False)
     return d
 
 
 def bloom(f: Fields) -> Decoder:
     """Alibi instead of positions; a norm after the embedding."""
+    f.ignore("apply_residual_connection_post_layernorm")
     d = Decoder(f, "transformer.h.N.", grouped=False)
     d.embedding("transformer.word_embeddings")
     d.last_norm("transformer.word_embeddings_layernorm", bias=True)
@@ -80,6 +81,7 @@ def opt(f: Fields) -> Decoder:
     """Learned positions, two rows more than the context."""
     bias = f.flag("enable_bias", default=True)
     norms = f.flag("layer_norm_elementwise_affine", default=True)
+    bare = f.flag("_remove_final_layer_norm")
     d = Decoder(f, "model.decoder.layers.N.", grouped=False)
     width = f.maybe("word_embed_proj_dim") or d.hidden
     d.embedding("model.decoder.embed_tokens", width)
@@ -92,7 +94,7 @@ def opt(f: Fields) -> Decoder:
     d.mlp("fc1", "fc2", f.count("ffn_dim"), bias=bias)
     if norms:
         d.norm("self_attn_layer_norm", "final_layer_norm", bias=True)
-    if f.flag("do_layer_norm_before", default=True) and not f.flag("_remove_final_layer_norm") and norms:
+    if f.flag("do_layer_norm_before", default=True) and not bare and norms:
         d.last_norm("model.decoder.final_layer_norm", bias=True)
     d.head(tied=True, width=width)
     return d
@@ -116,12 +118,12 @@ def falcon(f: Fields) -> Decoder:
     width = f.maybe("ffn_hidden_size") or 4 * d.hidden
     d.mlp("mlp.dense_h_to_4h", "mlp.dense_4h_to_h", width, bias=bias)
     norms = f.maybe("num_ln_in_parallel_attn") or (2 if grouped else 1)
-    if grouped and norms == 2:
+    if not parallel:
+        d.norm("input_layernorm", "post_attention_layernorm", bias=True)
+    elif norms == 2:
         d.norm("ln_attn", "ln_mlp", bias=True)
     else:
         d.norm("input_layernorm", bias=True)
-        if not parallel:
-            d.norm("post_attention_layernorm", bias=True)
     d.last_norm("transformer.ln_f", bias=True)
     d.head(tied=True)
     return d

@@ -1,0 +1,1 @@
+"""What serving engines do with the memory they are given, by version."""

@@ -1,0 +1,30 @@
+"""How a model is served: the engine, its version and its own flags, in the engine's own words."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deployment:
+    """The flags of an engine; None is the engine's default in that version."""
+
+    engine: str = "vllm"  # vllm | sglang | tensorrt-llm
+    version: str | None = None  # None: the newest on record
+    tensor_parallel_size: int = 1
+    pipeline_parallel_size: int = 1
+    data_parallel_size: int = 1
+    enable_expert_parallel: bool = False
+    decode_context_parallel_size: int = 1
+    gpu_memory_utilization: float | None = None  # SGLang: mem_fraction_static; TensorRT-LLM: free_gpu_memory_fraction
+    max_model_len: int | None = None
+    max_num_seqs: int | None = None
+    max_num_batched_tokens: int | None = None
+    block_size: int | None = None
+    kv_cache_dtype: str = "auto"
+    kv_cache_memory_bytes: int | None = None  # pins the pool
+    enforce_eager: bool = False
+    enable_prefix_caching: bool | None = None
+    quantization: str | None = None  # None: the checkpoint's own
+    speculative_method: str | None = None  # mtp, eagle, eagle3, ngram, draft_model
+    num_speculative_tokens: int = 0

@@ -1,0 +1,442 @@
+"""Mixtures of experts with layers of several kinds: windows, chunks, blocks, heads of their own.
+
+Defaults are those of the family's class in transformers.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from capplan.models.decoder import Decoder
+from capplan.models.families.experts import (
+    DRAFTS,
+    FOUR_NORMS,
+    NORMS,
+    SHARED,
+    after_first,
+    around,
+    block,
+    dense_layers,
+    ends,
+    head_norms,
+    routed,
+    shared_experts,
+    sparse_by_kind,
+)
+from capplan.models.families.windows import all_but_every, pattern_of
+from capplan.models.fields import Fields, show
+from capplan.models.spec import Attention
+
+
+def attend(
+    d: Decoder, parts: list[Attention], *, bias: bool = False, out_bias: bool = False
+) -> dict[Attention, int]:
+    """What each layer caches, and the projections that go with it; how many layers have which heads and widths."""
+    d.mixers = [(part,) for part in parts]
+    kinds = Counter(part._replace(window=None, index_dim=0) for part in parts)
+    for like, layers in kinds.items():
+        d.attention(bias=bias, out_bias=out_bias, layers=layers, like=like)
+    return kinds
+
+
+def gpt_oss(f: Fields) -> Decoder:
+    """Sinks, biases everywhere, every other layer with a window."""
+    d = Decoder(f, kv_heads=8, head_dim=64)
+    f.ignore("initial_context_length", "swiglu_alpha", "swiglu_limit")
+    d.window(default=128, slides=all_but_every(2))
+    width = f.count_or(2880, "intermediate_size")
+    d.experts(*routed(f, 128, 4), width, layers=d.layers, router="mlp.router", bias=True)
+    d.sinks()
+    return around(d, bias=f.flag("attention_bias", default=True))
+
+
+def afmoe(f: Fields) -> Decoder:
+    """A gate on attention's output; norms around both halves of a layer."""
+    d = Decoder(f, head_dim=128)
+    every = f.maybe("global_attn_every_n_layers") or 4
+    d.window(default=1024, slides=all_but_every(every))
+    f.ignore("score_func", "load_balance_coeff", "num_expert_groups", "num_limited_groups", "use_grouped_mm")
+    sparse = after_first(d, 1, "num_dense_layers")
+    count, chosen = routed(f, 64, 6)
+    width = f.count_or(1408, "moe_intermediate_size")
+    d.experts(count, chosen, width, layers=sparse, router="mlp.router.gate")
+    if sparse:
+        d.add(f"{d.layer}mlp.expert_bias", (count,), "router", sparse)
+    shared_experts(d, width * f.whole_or(2, *SHARED), sparse)
+    dense_layers(d, d.layers - sparse, 6144)
+    head_norms(d)
+    d.linear("self_attn.gate_proj", d.q_width, d.hidden, "attention")
+    norms = (*NORMS, "pre_mlp_layernorm", "post_mlp_layernorm")
+    return around(d, bias=f.flag("attention_bias"), norms=norms)
+
+
+def exaone_moe(f: Fields) -> Decoder:
+    d = Decoder(f, kv_heads=32)
+    d.window(default=4096, slides=pattern_of(f, 4))
+    d.draft_mixers += [(d.full_attention,)] * (f.maybe_zero(*DRAFTS) or 0)
+    f.ignore("is_moe_layer")
+    sparse = sparse_by_kind(d, dense=f.whole_or(1, "first_k_dense_replace"))
+    width = f.count_or(1024, "moe_intermediate_size")
+    d.experts(*routed(f, 64, 8), width, layers=sparse)
+    shared_experts(d, width * f.whole_or(1, *SHARED), sparse)
+    dense_layers(d, d.layers - sparse, 16384)
+    head_norms(d)
+    return around(d)
+
+
+def hy_v3(f: Fields) -> Decoder:
+    bias = f.flag("mlp_bias")
+    d = Decoder(f, kv_heads=8, head_dim=128)
+    f.ignore("enable_moe_fp32_combine", "enable_lm_head_fp32", "enable_attention_fp32_softmax")
+    d.draft_mixers += [(d.full_attention,)] * (f.maybe_zero(*DRAFTS) or 0)
+    sparse = sparse_by_kind(d, dense=1)
+    width = f.count_or(1536, "moe_intermediate_size")
+    d.experts(*routed(f, 192, 8), width, layers=sparse)
+    shared = width * f.whole_or(1, *SHARED) or f.count_or(13312, "intermediate_size")
+    d.gated_mlp(shared, bias=bias, name="mlp.shared_experts", bucket="shared", layers=sparse)
+    dense_layers(d, d.layers - sparse, 13312, bias=bias)
+    head_norms(d)
+    return around(d, bias=f.flag("attention_bias"))
+
+
+def cohere2_moe(f: Fields) -> Decoder:
+    """Attention and experts side by side under one norm; the first layers may be dense, with windows of their own."""
+    d = Decoder(f, head_dim=128)
+    first = f.maybe_zero("first_k_dense_replace") or 0
+    prefix = all_but_every(f.maybe("prefix_dense_sliding_window_pattern") or 1)
+    rest = pattern_of(f, 4)
+    d.window(default=4096, slides=lambda i: prefix(i) if i < first else rest(i - first))
+    f.ignore(
+        "shared_expert_combination_strategy", "expert_selection_fn", "prefix_dense_sliding_window_pattern"
+    )
+    sparse = sparse_by_kind(d, dense=first)
+    width = f.count_or(22528, "intermediate_size")
+    d.experts(*routed(f, 8, 2), width, layers=sparse)
+    shared_experts(d, width * f.whole_or(0, *SHARED), sparse)
+    dense = f.maybe("prefix_dense_intermediate_size") or width
+    d.gated_mlp(dense, layers=d.layers - sparse)
+    return around(d, bias=f.flag("attention_bias"), norms=("input_layernorm",), tied=True)
+
+
+def beam(f: Fields) -> Decoder:
+    """A gate on attention's output, with a bias a head; the last layer sees everything, as every sixth does."""
+    d = Decoder(f, kv_heads=8, head_dim=128)
+    every = all_but_every(6)
+    d.window(default=512, slides=lambda layer: every(layer) and layer != d.layers - 1)
+    sparse = sparse_by_kind(d, dense=3)
+    d.experts(*routed(f, 256, 8), f.count_or(2560, "moe_intermediate_size"), layers=sparse)
+    dense_layers(d, d.layers - sparse, 20480)
+    head_norms(d)
+    d.linear("self_attn.gate_proj", d.q_width, d.hidden, "attention")
+    d.add(f"{d.layer}self_attn.gate_bias", (d.heads,), "attention", d.layers)
+    return around(d, bias=f.flag("attention_bias"), norms=FOUR_NORMS)
+
+
+def mellum(f: Fields) -> Decoder:
+    bias = f.flag("attention_bias")
+    d = Decoder(f, kv_heads=4, head_dim=128)
+    d.window(default=1024, slides=lambda layer: False)
+    count, chosen = routed(f, 64, 8)
+    width = f.count_or(896, "moe_intermediate_size")
+
+    def layer(sparse: int) -> None:
+        d.experts(count, chosen, width, layers=sparse)
+        dense_layers(d, d.layers - sparse, 7168)
+        head_norms(d)
+        block(d, bias=bias)
+
+    layer(sparse_by_kind(d, dense=0))
+    drafts = f.maybe_zero(*DRAFTS) or 0
+    kinds = d.layer_types("full_attention", "sliding_attention", name="mtp_layer_types", length=drafts)
+    mlps = d.layer_types("dense", "sparse", name="mtp_mlp_layer_types", length=drafts) or ["sparse"]
+    slides = not kinds or kinds[0] == "sliding_attention"
+    window = (f.maybe("sliding_window") or 1024) if slides else None
+    d.drafts(drafts, (d.full_attention._replace(window=window),), lambda: layer(mlps.count("sparse")))
+    return ends(d)
+
+
+def kolibri1(f: Fields) -> Decoder:
+    """Norms before and after both halves of a layer; every fifth layer sees everything."""
+    d = Decoder(f, kv_heads=4, head_dim=128)
+    d.window(default=513, slides=all_but_every(5))
+    f.ignore("intermediate_size")
+    d.experts(*routed(f, 384, 6), f.count_or(512, "moe_intermediate_size"), layers=d.layers)
+    shared_experts(d, f.count_or(512, "shared_expert_intermediate_size"), d.layers)
+    head_norms(d)
+    return around(d, norms=(*NORMS, "post_self_attn_layernorm", "post_mlp_layernorm"))
+
+
+def laguna(f: Fields) -> Decoder:
+    """Query heads by the layer; a gate on attention's output, a head or an element at a time."""
+    bias = f.flag("attention_bias")
+    d = Decoder(f, kv_heads=8, head_dim=128)
+    d.window(default=512, slides=lambda layer: False)
+    heads = f.numbers("num_attention_heads_per_layer", length=d.layers, least=1) or [d.heads] * d.layers
+    parts = [
+        Attention(of, d.kv_heads, d.head_dim, d.head_dim, window)
+        for of, window in zip(heads, d.windows, strict=True)
+    ]
+    for like, layers in attend(d, parts, bias=bias, out_bias=bias).items():
+        gate(d, like, layers)
+    sparse = sparse_by_kind(d, dense=1)
+    count, chosen = routed(f, 256, 8)
+    d.experts(count, chosen, f.count_or(512, "moe_intermediate_size"), layers=sparse)
+    if sparse:
+        d.add(f"{d.layer}mlp.gate.e_score_correction_bias", (count,), "router", sparse)
+    shared_experts(d, f.count_or(512, "shared_expert_intermediate_size"), sparse)
+    dense_layers(d, d.layers - sparse, 8192)
+    f.ignore("moe_apply_router_weight_on_input", "moe_router_logit_softcapping")
+    head_norms(d)
+    d.norm(*NORMS)
+    return ends(d)
+
+
+def gate(d: Decoder, like: Attention, layers: int) -> None:
+    """A gate on attention's output: one number a head, or one an element."""
+    _, gating = d.fields.find("gating")
+    a_head = gating is None or gating is True or gating == "per-head"
+    width = like.heads if a_head else like.heads * like.head_dim
+    d.linear("self_attn.g_proj", width, d.hidden, "attention", layers=layers)
+
+
+def llama4_text(f: Fields) -> Decoder:
+    """Chunks in three layers of four, those with rotary embedding; experts in every so manieth layer."""
+    bias = f.flag("attention_bias")
+    d = Decoder(f, kv_heads=8, head_dim=128)
+    f.ignore("use_qk_norm", "attn_temperature_tuning", "floor_scale", "attn_scale")  # norms without weights
+    attend(d, _chunks(d), bias=bias, out_bias=bias)
+    step = f.maybe("interleave_moe_layer_step") or 1
+    named = f.numbers("moe_layers")
+    sparse = len(
+        [i for i in range(d.layers) if (i + 1) % step == 0]
+        if named is None
+        else [i for i in range(d.layers) if i in named]
+    )
+    width = f.count_or(8192, "intermediate_size")
+    inside = "feed_forward."
+    d.experts(*routed(f, 16, 1), width, layers=sparse, router=f"{inside}router", name=f"{inside}experts")
+    shared_experts(d, width, sparse, f"{inside}shared_expert")
+    dense = f.count_or(16384, "intermediate_size_mlp") if sparse < d.layers else 1
+    f.ignore("intermediate_size_mlp")
+    d.gated_mlp(dense, name="feed_forward", layers=d.layers - sparse)
+    d.norm(*NORMS)
+    return ends(d)
+
+
+def _chunks(d: Decoder) -> list[Attention]:
+    f, name = d.fields, "attention_chunk_size"
+    chunk = f.maybe(name) if name in f.config else f.assume(name, 8192)
+    kinds = d.layer_types("full_attention", "chunked_attention")
+    rotary = f.numbers("no_rope_layers", length=None) or []
+    if rotary and len(rotary) != d.layers:
+        f.numbers("no_rope_layers", length=d.layers)  # raises
+    every = f.maybe("no_rope_layer_interval") or 4
+    if kinds is None:
+        rotary = rotary or [int((i + 1) % every != 0) for i in range(d.layers)]
+        kinds = ["chunked_attention" if chunk and turned else "full_attention" for turned in rotary]
+    elif "chunked_attention" in kinds and not chunk:
+        raise f.error(f"field 'layer_types' has 'chunked_attention', and field '{name}' has no size")
+    full = d.full_attention
+    return [
+        full._replace(window=chunk, chunked=True) if kind == "chunked_attention" else full for kind in kinds
+    ]
+
+
+def mimo_v2_flash(f: Fields) -> Decoder:
+    """Keys wider than values; layers with a window have twice the KV heads, and sinks."""
+    bias = f.flag("attention_bias")
+    d = Decoder(f, kv_heads=4, head_dim=192)
+    value = f.count_or(128, "v_head_dim")
+    f.ignore("attention_chunk_size", "attention_value_scale", "n_shared_experts")
+    window = f.maybe("sliding_window") or f.assume("sliding_window", 129)
+    if size := f.maybe("sliding_window_size"):
+        window = size + 1  # as the class counts it: the token itself beside the window
+    full = Attention(d.heads, d.kv_heads, d.head_dim, value)
+    local = full._replace(kv_heads=2 * d.kv_heads, window=window)
+    _same_as_class(f, local)
+    slides = _mimo_windows(d)
+    if any(slides) and d.heads % local.kv_heads:
+        raise f.error(
+            f"field 'num_key_value_heads' is {d.kv_heads}: layers with a window have twice as many, "
+            f"which does not divide the {d.heads} attention heads"
+        )
+    for like, layers in attend(d, [local if slid else full for slid in slides], bias=bias).items():
+        if like.kv_heads != d.kv_heads:
+            d.sinks(layers=layers)
+    sparse = sparse_by_kind(d, dense=1, flags="moe_layer_freq")
+    d.experts(*routed(f, 256, 8), f.count_or(2048, "moe_intermediate_size"), layers=sparse)
+    dense_layers(d, d.layers - sparse, 16384)
+    d.norm(*NORMS)
+    return ends(d)
+
+
+def _mimo_windows(d: Decoder) -> list[bool]:
+    kinds = d.layer_types("full_attention", "sliding_attention")
+    pattern = d.fields.numbers("hybrid_layer_pattern", length=d.layers)
+    if kinds:
+        return [kind == "sliding_attention" for kind in kinds]
+    if pattern:
+        return list(map(bool, pattern))
+    return [i != 0 and (i + 1) % 6 != 0 for i in range(d.layers)]
+
+
+def _same_as_class(f: Fields, local: Attention) -> None:
+    """The class derives the heads and widths of layers with a window; a file that says otherwise is another model."""
+    names = ("swa_num_attention_heads", "swa_num_key_value_heads", "swa_head_dim", "swa_v_head_dim")
+    for name, derived in zip(names, local[:4], strict=True):
+        if (given := f.maybe(name)) not in (None, derived):
+            raise f.error(
+                f"field '{name}' is {given}; {derived} is supported, as the full layers' heads imply"
+            )
+    for name, derived_flag in (
+        ("add_swa_attention_sink_bias", True),
+        ("add_full_attention_sink_bias", False),
+    ):
+        if f.flag(name, default=derived_flag) is not derived_flag:
+            raise f.error(f"field '{name}' is {show(not derived_flag)}; {show(derived_flag)} is supported")
+
+
+def minimax_m3_vl_text(f: Fields) -> Decoder:
+    """Most layers attend to blocks of tokens that an index picks; its keys are cached beside keys and values."""
+    d = Decoder(f, kv_heads=4, head_dim=128)
+    f.ignore(
+        "swiglu_alpha", "swiglu_limit", "use_qk_norm", "qk_norm_type", "use_gemma_norm", "use_routing_bias"
+    )
+    f.ignore("attention_output_gate", "moe_intermediate_size", "first_k_dense_replace", "num_mtp_modules")
+    kinds, heads, width = _blocks(d)
+    sparse_attention = kinds.count("minimax_m3_sparse")
+    full = d.full_attention
+    attend(d, [full._replace(index_dim=width if kind == "minimax_m3_sparse" else 0) for kind in kinds])
+    d.linear("self_attn.indexer.q_proj", heads * width, d.hidden, "index", layers=sparse_attention)
+    d.linear("self_attn.indexer.k_proj", width, d.hidden, "index", layers=sparse_attention)
+    d.norm("self_attn.indexer.q_norm", "self_attn.indexer.k_norm", width=width, layers=sparse_attention)
+    head_norms(d)
+    sparse = sparse_by_kind(d, dense=0, flags="moe_layer_freq")
+    d.experts(*routed(f, 128, 4), f.count_or(3072, "intermediate_size"), layers=sparse)
+    shared, dense = f.count_or(3072, "shared_intermediate_size"), f.count_or(12288, "dense_intermediate_size")
+    for name, wide, bucket, layers in (
+        ("mlp.shared_experts", shared, "shared", sparse),
+        ("mlp", dense, "mlp", d.layers - sparse),
+    ):
+        d.mlp(
+            f"{name}.gate_up_proj",
+            f"{name}.down_proj",
+            wide,
+            gated=True,
+            bias=False,
+            bucket=bucket,
+            layers=layers,
+        )
+    d.draft_mixers += [(full,)] * (f.maybe_zero(*DRAFTS) or 0)
+    d.norm(*NORMS)
+    return ends(d)
+
+
+def _blocks(d: Decoder) -> tuple[list[str], int, int]:
+    """The kind of each layer, and the index's heads and width; a file may have them in an object of their own."""
+    f, kinds = d.fields, d.layer_types("full_attention", "minimax_m3_sparse")
+    f.ignore("index_block_size", "index_topk_blocks", "index_local_blocks", "index_n_heads", "index_head_dim")
+    old = f.part("sparse_attention_config") if f.find("sparse_attention_config")[1] else Fields({})
+    old.ignore(*old.config)
+    heads = old.maybe("sparse_num_index_heads") or f.count_or(4, "index_n_heads")
+    width = old.maybe("sparse_index_dim") or f.count_or(128, "index_head_dim")
+    flags = old.numbers("sparse_attention_freq", length=d.layers)
+    if kinds is None and flags and old.flag("use_sparse_attention", default=True):
+        kinds = ["minimax_m3_sparse" if flag else "full_attention" for flag in flags]
+    return kinds or ["full_attention"] * d.layers, heads, width
+
+
+def muse_spark_text(f: Fields) -> Decoder:
+    """Experts at a width of their own; gates on attention's output and on both residuals; many norms have no weights."""
+    d = Decoder(f, kv_heads=16, head_dim=64)
+    last = d.layers - 1
+    d.window(default=2048, slides=lambda layer: (last - layer) % 4 != 0)
+    f.ignore("layer_rope_theta", "qk_scale_factor", "output_multiplier", "residual_gate_temperature")
+    d.linear("self_attn.gate_proj", d.q_width, d.hidden, "attention")
+    sparse = sparse_by_kind(d, dense=0)
+    into = f.count_or(4096, "moe_hidden_size")
+    d.experts(*routed(f, 256, 8), f.count_or(4096, "moe_intermediate_size"), into=into, layers=sparse)
+    d.linear("mlp.pre_expert_proj", into, d.hidden, "shared", layers=sparse)
+    d.linear("mlp.post_expert_proj", d.hidden, into, "shared", layers=sparse)
+    d.norm("mlp.pre_expert_norm", "mlp.experts.post_expert_norm", width=into, layers=sparse)
+    dense_layers(d, d.layers - sparse, 16384)
+    for half in ("attention", "feedforward"):
+        d.add(f"{d.layer}post_{half}_residual_gate.gate", (d.hidden,), "norm", d.layers)
+    norms = ("input_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm")
+    return around(d, bias=f.flag("attention_bias"), norms=norms)
+
+
+def step3p5(f: Fields) -> Decoder:
+    """Step 3.5 and 3.7: layers with a window have more query heads; a gate on attention's output."""
+    bias, mlp_bias = f.flag("attention_bias"), f.flag("mlp_bias")
+    d = Decoder(f, kv_heads=8, head_dim=128)
+    drafts = f.maybe_zero(*DRAFTS) or 0
+    kinds = _padded(d, drafts, "layer_types", "full_attention", "sliding_attention")
+    kinds = kinds or ["full_attention"] * (d.layers + drafts)
+    window = f.maybe("sliding_window")
+    if "sliding_attention" in kinds[: d.layers] and not window:
+        raise f.error("field 'layer_types' has 'sliding_attention', and field 'sliding_window' has no window")
+    full = d.full_attention
+    local = full._replace(heads=_sliding_heads(d), window=window)
+    parts = [local if kind == "sliding_attention" else full for kind in kinds]
+    parts[: d.layers] = _own_heads(d, parts[: d.layers])
+    for like, layers in attend(d, parts[: d.layers], bias=bias, out_bias=bias).items():
+        gate(d, like, layers)
+    d.draft_mixers += [(part,) for part in parts[d.layers :]]
+    sparse = _step_sparse(d, drafts)
+    d.experts(*routed(f, 288, 8), f.count_or(1280, "moe_intermediate_size"), layers=sparse)
+    shared = f.count_or(1280, "share_expert_dim", "share_expert_dims")
+    d.gated_mlp(shared, bias=mlp_bias, name="mlp.shared_experts", bucket="shared", layers=sparse)
+    dense_layers(d, d.layers - sparse, 11264, bias=mlp_bias)
+    head_norms(d)
+    d.norm(*NORMS)
+    return ends(d)
+
+
+def _padded(d: Decoder, drafts: int, name: str, *accepted: str) -> list[str] | None:
+    """The kinds of the layers and, after them or in a list of their own, of the draft layers."""
+    _, kinds = d.fields.find(name)
+    if type(kinds) is list and len(kinds) == d.layers + drafts:
+        d.fields.ignore(f"mtp_{name}")
+        return d.layer_types(*accepted, name=name, length=d.layers + drafts)
+    kinds = d.layer_types(*accepted, name=name)
+    more = d.layer_types(*accepted, name=f"mtp_{name}", length=drafts)
+    return kinds and kinds + (more or ["full_attention"] * drafts)
+
+
+def _sliding_heads(d: Decoder) -> int:
+    f, name = d.fields, "attention_other_setting"
+    other = f.part(name) if f.find(name)[1] else Fields({})
+    other.ignore(*other.config)
+    return f.maybe("num_sliding_attention_heads") or other.maybe("num_attention_heads") or d.heads
+
+
+def _own_heads(d: Decoder, parts: list[Attention]) -> list[Attention]:
+    """The layers with the query heads that per_layer_config has for some, as transformers 5 writes them."""
+    f, name = d.fields, "per_layer_config"
+    if not f.find(name)[1]:
+        return parts
+    layers = f.part(name)
+    heads = {}
+    for layer in layers.config:
+        own = layers.part(layer)
+        heads[layer] = own.count("num_attention_heads")
+    return [part._replace(heads=heads.get(str(i), d.heads)) for i, part in enumerate(parts)]
+
+
+def _step_sparse(d: Decoder, drafts: int) -> int:
+    """Sparse layers by kind, by a list of their numbers, or all but the first three."""
+    f = d.fields
+    f.ignore("moe_layers_enum", "mtp_mlp_layer_types")
+    kinds = _padded(d, drafts, "mlp_layer_types", "dense", "sparse")
+    if kinds:
+        return kinds[: d.layers].count("sparse")
+    _, listed = f.find("moe_layers_enum")
+    if listed is None:
+        return max(0, d.layers - 3)
+    numbers = listed.split(",") if type(listed) is str else listed
+    try:
+        sparse = {int(number) for number in numbers if str(number).strip()}
+    except (TypeError, ValueError):
+        raise f.error(f"field 'moe_layers_enum' is {show(listed)}; numbers of layers are accepted") from None
+    return sum(layer in sparse for layer in range(d.layers))
