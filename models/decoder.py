@@ -51,20 +51,20 @@ class Decoder:
         self.kv_heads = self._kv_heads(kv_heads) if grouped else self.heads
         self.head_dim = self._head_dim(head_dim, grouped)
         self.vocab = fields.count("vocab_size", "padded_vocab_size")
-        context = ("max_position_embeddings", "n_positions", "seq_length", "max_seq_len")
-        self.context = fields.maybe(*context, most=10**9)
+        self.context = fields.maybe("max_position_embeddings", "n_positions", "seq_length", most=10**9)
         self.windows: list[int | None] = [None] * self.layers
         self.mixers: list[Layer] | None = None  # where a layer is not attention over a window or everything
         self.draft_mixers: list[Layer] = []
         self.draft_weights: list[Weight] = []
 
     def _kv_heads(self, default: int | None) -> int:
-        name = "num_key_value_heads"
-        if name not in self.fields.config:
-            kv_heads = self.fields.assume(name, default or self.heads)
+        names = "num_key_value_heads", "num_attention_groups"
+        name = next((name for name in names if name in self.fields.config), None)
+        if name is None:
+            kv_heads = self.fields.assume(names[0], default or self.heads)
         else:
-            kv_heads = self.fields.maybe(name) or self.heads  # null: every query head has its own
-        return self.checked_kv_heads(kv_heads, name)
+            kv_heads = self.fields.maybe(*names) or self.heads  # null: every query head has its own
+        return self.checked_kv_heads(kv_heads, name or names[0])
 
     def checked_kv_heads(self, kv_heads: int, name: str) -> int:
         if self.heads % kv_heads:
@@ -150,7 +150,8 @@ class Decoder:
                     f"field '{name}' is {show(fields.config[name])}, and layers of this family slide"
                 )
             return
-        if not kinds and slides is not _every:
+        told = "sliding_window_pattern" in fields.config or "no_rope_layers" in fields.config
+        if not kinds and slides is not _every and not told:
             fields.assumptions.append("field 'layer_types' is absent; the class's order of layers is taken")
         if not kinds and first is None:
             first = fields.assume("max_window_layers", 28)

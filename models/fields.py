@@ -285,11 +285,6 @@ class Fields:
         self.inner.append(inner)
         return inner
 
-    def with_field(self, name: str, value: Any) -> Fields:
-        """The same config with another value in one field."""
-        self.config = {**self.config, name: value}
-        return self
-
     def assume(self, name: str, default: T) -> T:
         model_type = show(self.config.get("model_type"))
         words = f"field '{name}' is absent and taken to be {show(default)}, the default of model_type {model_type}"

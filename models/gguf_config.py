@@ -35,7 +35,7 @@ _LATENT = {
     "expert_shared_count": "n_shared_experts",
 }
 # architecture -> model_type and the further keys it has
-_ARCHITECTURES: dict[str, tuple[str, dict[str, str]]] = {
+ARCHITECTURES: dict[str, tuple[str, dict[str, str]]] = {
     "llama": ("llama", {}),
     "mistral3": ("ministral3", _WINDOW),
     "qwen2": ("qwen2", {}),
@@ -63,14 +63,14 @@ _SWITCHED = ("qwen2", "qwen3", "qwen2_moe", "qwen3_moe", "smollm3")  # families 
 def config_of(header: Header, where: str) -> dict[str, Any]:
     """The config.json that the metadata amounts to. Raises DataFileError for an unknown architecture."""
     architecture = header.values.get("general.architecture")
-    if not isinstance(architecture, str) or architecture not in _ARCHITECTURES:
-        nearest = near_misses(str(architecture), _ARCHITECTURES, 1)
+    if not isinstance(architecture, str) or architecture not in ARCHITECTURES:
+        nearest = near_misses(str(architecture), ARCHITECTURES, 1)
         did_you_mean = f"; did you mean {nearest[0]!r}?" if nearest else ""
         raise DataFileError(
             f"{where}: general.architecture is {show(architecture)}{did_you_mean}; "
-            f"supported: {', '.join(_ARCHITECTURES)}"
+            f"supported: {', '.join(ARCHITECTURES)}"
         )
-    model_type, further = _ARCHITECTURES[architecture]
+    model_type, further = ARCHITECTURES[architecture]
     config: dict[str, Any] = {"model_type": model_type, "torch_dtype": "float16"}
     for key, name in (_FIELDS | further).items():
         value = header.values.get(f"{architecture}.{key}")

@@ -62,11 +62,14 @@ def from_config(
     side: the content of modelopt's hf_quant_config.json, where that lies beside it.
     """
     outer = Fields(config, where)
-    fields, prefix = (outer, "model.") if config.get("model_type") in FAMILIES else language_model(outer)
+    known = outer.text("model_type") in FAMILIES
+    fields, prefix = (outer, "model.") if known else language_model(outer)
     model_type = _family(fields)
     dtype = _dtype(fields)
     quantization = _quantization(config, fields, dtype, side, where)
     decoder = family(model_type)(fields)
+    if "layer_types" not in fields.read:
+        decoder.layer_types("full_attention")  # may be said where all layers are alike
     fields.refuse_the_rest()
     if quantization:
         from capplan.models.stored import dominant
@@ -158,7 +161,8 @@ def _parse(content: bytes, where: str) -> dict[str, Any]:
 
 def _family(fields: Fields) -> str:
     model_type = fields.text("model_type")
-    supported = f"supported: {', '.join(FAMILIES)}"
+    some = [name for name in FAMILIES if "_" not in name][:12]
+    supported = f"supported: {', '.join(some)} and {len(FAMILIES) - len(some)} more"
     if model_type in FAMILIES:
         return model_type
     if not model_type:
@@ -189,7 +193,7 @@ def _quantization(
     config: dict[str, Any], fields: Fields, dtype: str, side: dict[str, Any] | None, where: str
 ) -> Quantization | None:
     """What the config or its side file says of quantised weights."""
-    fields.ignore(*QUANTISED, "expert_dtype")
+    fields.ignore(*QUANTISED)
     if side is None and not any(
         part.get(name) is not None
         for part in (config, *(p for p in config.values() if type(p) is dict), fields.config)
@@ -200,4 +204,6 @@ def _quantization(
 
     found, assumptions = read(config, where=where, others=dtype, side=side)
     fields.assumptions += assumptions
+    if found:
+        fields.ignore("expert_dtype")
     return found

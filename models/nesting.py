@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import tomllib
-from functools import cache
-from pathlib import Path
 from typing import Any, NamedTuple
 
+from capplan.models.class_defaults import class_defaults
 from capplan.models.fields import Fields, feature
 
 LEVELS = ("text_config", "language_config", "llm_config", "thinker_config")
@@ -57,7 +55,7 @@ OUTER = {
     "idefics3": Outer("llama", prefix="model.text_model."),
     "llava": Outer("llama", either=False),
     "llava_next": Outer("llama"),
-    "llava_next_video": Outer("llama"),
+    "llava_next_video": Outer("llama", either=False),
     "llava_onevision": Outer("qwen2", either=False),
     "video_llava": Outer("llama"),
     "vipllava": Outer("llama"),
@@ -124,6 +122,7 @@ OUTER = {
     "nemotron_h_omni": Outer("nemotron_h"),
     "nemo_speechlm": Outer("nemotron_h"),
     "dots3_note": Outer("dots3_note_text", prefix=_INNER),
+    "step3_vl": Outer("step3_text", prefix=_INNER),
     "step3p7": Outer("step3p5"),
 }
 # Classes that never tie the head of the language model inside, whatever a config says
@@ -158,8 +157,10 @@ def _level_below(fields: Fields) -> str | None:
         raise fields.error(
             f"fields '{found[0]}' and '{found[1]}' both hold a language model; one of them is enough"
         )
-    flat = fields.text("model_type") in OUTER and fields.config.get("hidden_size") is not None
-    return found[0] if found else "" if flat else None
+    known = fields.text("model_type") in OUTER
+    if found:
+        return found[0] if known or fields.config[found[0]].get("model_type") else None
+    return "" if known and fields.config.get("hidden_size") is not None else None
 
 
 def _nested(fields: Fields, name: str, outer: Outer | None) -> Fields:
@@ -178,7 +179,7 @@ def _nested(fields: Fields, name: str, outer: Outer | None) -> Fields:
         inner["dtype"] = format_above
     if config.get("quantization_config") is not None:
         inner["quantization_config"] = config["quantization_config"]
-    defaults = _class_defaults()
+    defaults = class_defaults()
     for key, value in defaults.get(str(config.get("model_type")), {}).items():
         if key not in inner:  # the outer class has defaults of its own
             inner[key] = fields.assume(key, value)
@@ -196,12 +197,6 @@ def _nested(fields: Fields, name: str, outer: Outer | None) -> Fields:
             f"{', '.join(towers)}: not counted, nor what projects into the language model"
         )
     return below
-
-
-@cache
-def _class_defaults() -> dict[str, dict[str, int]]:
-    text = Path(__file__).with_name("class_defaults.toml").read_text("utf-8")
-    return {name: value for name, value in tomllib.loads(text).items() if isinstance(value, dict)}
 
 
 def _tied(fields: Fields, below: Fields, outer: Outer | None) -> bool | None:

@@ -105,7 +105,7 @@ def _find(config: Mapping[str, Any], where: str) -> tuple[str, Any, Mapping[str,
             continue
         for name in _NAMES:
             value = part.get(name)
-            if value is None or value == {}:
+            if not live(value):
                 continue
             if not isinstance(value, dict):
                 prefix = f"{where}: " if where else ""

@@ -28,7 +28,7 @@ _KEYS: dict[str, tuple[type, bool]] = {
     "name": (str, True),
     "basis": (str, True),
     "source": (str, True),
-    "checked": (date, True),
+    "checked": (date, False),  # of a row that was read somewhere
     "aliases": (list, False),
     "released": (str, False),
     "notes": (list, False),
@@ -105,7 +105,7 @@ def _from_row(path: Path, row: dict[str, Any]) -> Model:
     header = {
         "basis": row["basis"],
         "source": row["source"],
-        "checked": row["checked"].isoformat(),
+        "checked": row["checked"].isoformat() if "checked" in row else None,
         "released": row.get("released"),
         "aliases": tuple(row.get("aliases", ())),
         "notes": tuple(row.get("notes", ())),
@@ -136,6 +136,8 @@ def _check(row: dict[str, Any], path: Path, where: str) -> None:
         raise error(f"key 'id' is {row['id']!r}; the file's name says {path.stem!r}")
     if row["basis"] not in BASES:
         raise error(f"key 'basis' is {row['basis']!r}; accepted: {', '.join(BASES)}")
+    if row["basis"] == "read" and "checked" not in row:
+        raise error("key 'checked' is missing")
     stated = row["basis"] == "stated"
     if stated != ("dimensions" in row) or stated != ("parameters" in row) or stated == ("config" in row):
         raise error("a row has [config], or, with basis 'stated', 'parameters' and [dimensions]")

@@ -120,11 +120,15 @@ def _parts(name: str, stacked: bool) -> list[list[str]]:
     core = core.replace(".experts.N.", ".experts.{expert}.").replace(".N", ".0").replace(".mtp_block.", ".")
     stem, _, leaf = core.rpartition(".")
     dot = "." if stem else ""
-    if not stacked:
+    if stacked:
+        halves = _HALVES.get(leaf, ((leaf, *_OTHERS.get(leaf, ())),))
+        found = [_spelt([f"{stem}.{{expert}}.{one}" for one in half] + [f"{stem}.{leaf}"]) for half in halves]
+    else:
         leaves = (leaf, *_OTHERS.get(leaf, ()), *(x for half in _HALVES.get(leaf, ()) for x in half))
-        return [_spelt([f"{stem}{dot}{one}" for one in leaves])]
-    halves = _HALVES.get(leaf, ((leaf, *_OTHERS.get(leaf, ())),))
-    return [_spelt([f"{stem}.{{expert}}.{one}" for one in half] + [f"{stem}.{leaf}"]) for half in halves]
+        found = [_spelt([f"{stem}{dot}{one}" for one in leaves])]
+    if name.startswith("mtp."):  # a layer after the last to some, apart to others
+        found = [[*names, *(n.replace("layers.{layer}.", "mtp.layers.0.") for n in names)] for names in found]
+    return found
 
 
 def _spelt(cores: list[str]) -> list[str]:

@@ -1,11 +1,14 @@
-"""What the tests of the command line share."""
+"""What the tests share: no test asks the real hub, and the command line as a function."""
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from capplan.__main__ import main
+
+os.environ["HF_HUB_OFFLINE"] = "1"  # read when the client is imported
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import pytest
 
 import capplan
 from capplan.__main__ import main
-from capplan.capacity.questions.kv import kv_side_by_side
+from capplan.capacity.questions.kv_side_by_side import kv_side_by_side
 from capplan.capacity.questions.models import model_facts
 
 

@@ -44,6 +44,7 @@ LINES: dict[str, list[str]] = {
     "models": ["models", "models --filter nothing-like-it"],
     "model": ["models llama-3.3-70b", "models 70b-class", f"models {CONFIG}"],
     "explain": ["explain", "explain kv_tokens"],
+    "validate-allocator": [f"validate allocator {ROOT / 'tests/engines/rows.csv'}"],
 }
 CASES = [(name, line) for name, lines in LINES.items() for line in lines]
 

@@ -16,7 +16,9 @@ class Deployment:
     data_parallel_size: int = 1
     enable_expert_parallel: bool = False
     decode_context_parallel_size: int = 1
-    gpu_memory_utilization: float | None = None  # SGLang: mem_fraction_static; TensorRT-LLM: free_gpu_memory_fraction
+    gpu_memory_utilization: float | None = (
+        None  # SGLang: mem_fraction_static; TensorRT-LLM: free_gpu_memory_fraction
+    )
     max_model_len: int | None = None
     max_num_seqs: int | None = None
     max_num_batched_tokens: int | None = None

@@ -28,6 +28,7 @@ class Rules:
     chunked_groups: bool
     value_width: str
     window_shift: dict[str, int]
+    draft_chain: bool
     state_caching: bool
     state_all: bool
     state_align: bool

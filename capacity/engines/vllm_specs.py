@@ -104,8 +104,16 @@ def _attention_spec(
     heads = rank_heads(part.kv_heads, settings.tensor_parallel_size)
     token = int(heads * precision.head_bytes(cache_format(model, settings), part.head_dim, value))
     shape = (heads, part.head_dim, value)
-    window = part.window and part.window + rules.window_shift.get(model.family, 0)
+    window = part.window
+    if window and kind == "sliding":
+        window += rules.window_shift.get(model.family, 0) + _retained(model, settings, rules)
     return KVCacheSpec(kind, block, block * token, shape, window, part.chunked)
+
+
+def _retained(model: Model, settings: Settings, rules: Rules) -> int:
+    """Tokens that windows keep beside their own, where a chain of draft layers runs over the last ones again."""
+    chain = min(len(model.draft_layers), settings.num_speculative_tokens if settings.drafts else 0)
+    return settings.num_speculative_tokens - 1 if rules.draft_chain and chain > 1 else 0
 
 
 def _latent_specs(

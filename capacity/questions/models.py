@@ -51,7 +51,7 @@ def letter(layer: Layer) -> str:
     """The letter of a layer's kind."""
     if not layer:
         return "N"
-    if len(layer) > 1:
+    if len(layer) > 1 and not all(isinstance(part, State) for part in layer):
         return "P"
     part = layer[0]
     if isinstance(part, State):

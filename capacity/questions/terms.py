@@ -378,7 +378,8 @@ def attention_of(model: Model, phase: Literal["prefill", "decode"], work: Workin
         elif isinstance(part, LatentAttention):
             wide = part.latent + part.rope / 2
             plain = (part.nope + part.rope + part.v_head_dim) / 2
-            seen = Seen(1, part.heads, wide if phase == "decode" else plain, part.top_k or inf)
+            most = min(part.top_k or inf, part.window or inf)
+            seen = Seen(1, part.heads, wide if phase == "decode" else plain, most)
         elif isinstance(part, CompressedAttention):
             seen = Seen(1, part.heads, part.width, part.window + (part.top_k or 0))
             work.assume(

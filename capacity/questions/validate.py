@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from io import StringIO
-from math import isfinite
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -14,14 +11,14 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from capplan.capacity.answer import Answer
 from capplan.capacity.engines.vllm_allocator import Allocation, allocate
 from capplan.capacity.engines.vllm_rules import Settings
-from capplan.errors import CapplanError, DataFileError, InputError, UnknownNameError
+from capplan.capacity.questions.measured import Row, Value, read_table, switch, value, whole
+from capplan.errors import CapplanError, InputError, UnknownNameError
 from capplan.models.spec import Model
 
 if TYPE_CHECKING:
     from capplan.report import Report, Table
 
 KINDS = ("allocator",)
-LARGEST = 2**24  # bytes of a file: some 60,000 rows
 GIB = 2**30
 
 # Columns that a row is predicted from. `prefix_caching` is what the engine was told; blank: its default.
@@ -29,9 +26,6 @@ NEEDED = ("vllm_version", "tp", "kv_dtype", "available_kv_bytes", "max_model_len
 # Whether a row is right: these four, and where a request does not fit the longest that would
 SCORED = ("num_blocks", "reported_kv_tokens", "max_concurrency", "fits")
 TOLERANCE = 1e-6
-
-Value = int | float | bool | str | None
-_Row = Mapping[str, str]
 
 
 def _listed(values: Iterable[object]) -> str:
@@ -54,7 +48,7 @@ _STARTED: dict[str, Callable[[Allocation], Value]] = {
     "mamba_seqs_ok": lambda a: a.mamba_seqs_ok,
 }
 _ALWAYS: dict[str, Callable[[Allocation], Value]] = {
-    "n_kv_layers": lambda a: len(a.kv_cache_specs),
+    "n_kv_layers": lambda a: None if (a.error_class or "").startswith("crash") else len(a.kv_cache_specs),
     "fits": lambda a: a.fits,
     "error_class": lambda a: a.error_class,
     "needed_gib_in_error": lambda a: (
@@ -153,7 +147,7 @@ def validate_allocator(path: str | PathLike[str]) -> ValidateAllocator:
 
     Raises DataFileError for a file that can't be read, InputError for one without those columns.
     """
-    table = _table(path)
+    table = read_table(path, NEEDED, ("model", "hf_id"))
     models: dict[str, Model | str] = {}
     rows = [_scored(row, number, models) for number, row in enumerate(table, start=1)]
     covered = [row for row in rows if row["covered"]]
@@ -182,63 +176,17 @@ def validate_allocator(path: str | PathLike[str]) -> ValidateAllocator:
     )
 
 
-# --- the file -------------------------------------------------------------------------------------------------
-
-
-def _table(path: str | PathLike[str]) -> list[dict[str, str]]:
-    """The rows of the file; raises with one clause for anything that is no table of them."""
-    where = Path(path)
-    try:
-        if where.is_file() and where.stat().st_size > LARGEST:
-            raise DataFileError(
-                f"{str(path)!r} has {where.stat().st_size:,} bytes; {LARGEST:,} at most are read"
-            )
-        with where.open("rb") as file:
-            content = file.read(LARGEST + 1)
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or "not a path"
-        raise DataFileError(f"{str(path)!r} can't be read: {str(reason).lower()}") from None
-    if len(content) > LARGEST:
-        raise DataFileError(f"{str(path)!r} has more than {LARGEST:,} bytes; that many at most are read")
-    try:
-        text = content.decode("utf-8-sig")
-    except UnicodeDecodeError:
-        text = "\0"
-    if "\0" in text:
-        raise DataFileError(f"{str(path)!r} is not a text in UTF-8; a CSV file is accepted")
-    try:
-        reader = csv.DictReader(StringIO(text, newline=""), restkey="", strict=True)
-        names = list(reader.fieldnames or ())
-        rows = [{name: value or "" for name, value in row.items() if name} for row in reader]
-    except csv.Error as error:
-        raise DataFileError(f"{str(path)!r} is not a CSV file: {error}") from None
-    if not names:
-        raise DataFileError(f"{str(path)!r} is empty; a CSV file with a line of column names is accepted")
-    missing = [name for name in NEEDED if name not in names]
-    if not {"model", "hf_id"} & set(names):
-        missing.append("model")
-    if missing:
-        raise InputError(
-            f"{str(path)!r} has no column {', '.join(map(repr, missing))}; needed: {', '.join(NEEDED)}"
-        )
-    if not rows:
-        raise DataFileError(f"{str(path)!r} has column names and no rows")
-    return rows
-
-
 # --- one row --------------------------------------------------------------------------------------------------
 
 
-def _scored(row: _Row, number: int, models: dict[str, Model | str]) -> dict[str, Any]:
+def _scored(row: Row, number: int, models: dict[str, Model | str]) -> dict[str, Any]:
     """Prediction beside measurement; or why there is no prediction."""
     case = row.get("case_id") or f"row {number}"
-    measured = {name: _value(row[name], name) for name in COLUMNS if name in row}
+    measured = {name: value(row[name], words=name in _WORDS) for name in COLUMNS if name in row}
     found: dict[str, Any] = {"case_id": case, "covered": False, "reason": None, "predicted": {}}
     found["measured"] = measured
     try:
-        settings = _settings(row)
-        free = _whole(row, "available_kv_bytes")
-        allocation = allocate(_model(row, models), settings, free or 0)
+        allocation = allocate(_model(row, models), _settings(row), _needed(row, "available_kv_bytes"))
     except CapplanError as error:
         return {**found, "reason": str(error)}
     predicted: dict[str, Value] = {name: get(allocation) for name, get in _ALWAYS.items()}
@@ -246,11 +194,11 @@ def _scored(row: _Row, number: int, models: dict[str, Model | str]) -> dict[str,
     return {**found, "covered": True, "predicted": {name: predicted[name] for name in COLUMNS}}
 
 
-def _name(row: _Row) -> str:
+def _name(row: Row) -> str:
     return row.get("model") or row.get("hf_id") or ""
 
 
-def _model(row: _Row, models: dict[str, Model | str]) -> Model:
+def _model(row: Row, models: dict[str, Model | str]) -> Model:
     """The row's model, looked up once; a name that is not on record is not asked of the hub."""
     names = [name for name in (row.get("model", "").strip(), row.get("hf_id", "").strip()) if name]
     key = "\n".join(names)
@@ -263,83 +211,47 @@ def _model(row: _Row, models: dict[str, Model | str]) -> Model:
 
 
 def _found(names: Sequence[str]) -> Model | str:
-    """The model of the first name that is known, or why there is none."""
+    """The model of the first name that is on record, or why there is none."""
     from capplan.models import registry
     from capplan.registry import Registry
 
     rows = Registry("models", "model", Path(registry.__file__).parent / "specs", "capplan models")
-    known = [name for name in names if rows.find(name) or name.startswith(("./", "../", "/"))]
-    if not known:
-        return (
-            str(UnknownNameError("model", names[0], rows.known(), rows.command))
-            if names
-            else "no model is named"
-        )
+    if not names:
+        return "no model is named"
+    known = next((name for name in names if rows.find(name)), None)
+    if known is None:
+        return str(UnknownNameError("model", names[0], rows.known(), rows.command))
     try:
-        return registry.model(known[0])
+        return registry.model(known)
     except CapplanError as error:
         return str(error)
 
 
-def _settings(row: _Row) -> Settings:
+def _settings(row: Row) -> Settings:
     """The flags of a row; what is blank is the engine's default."""
-    optional = {
-        "max_num_batched_tokens": _whole(row, "max_num_batched_tokens"),
-        "max_num_seqs": _whole(row, "max_num_seqs"),
-        "tensor_parallel_size": _whole(row, "tp"),
-        "num_speculative_tokens": _whole(row, "spec_tokens", least=0),
+    given = {
+        "max_num_batched_tokens": whole(row, "max_num_batched_tokens"),
+        "max_num_seqs": whole(row, "max_num_seqs"),
+        "tensor_parallel_size": whole(row, "tp"),
+        "num_speculative_tokens": whole(row, "spec_tokens", least=0),
         "kv_cache_dtype": row["kv_dtype"].strip() or None,
         "gpu": row.get("gpu", "").strip() or None,
     }
-    given: dict[str, Any] = {name: value for name, value in optional.items() if value is not None}
-    length = _whole(row, "max_model_len")
-    if length is None:
-        raise InputError("max_model_len is blank")
     return Settings(
-        version=row["vllm_version"].strip(),
-        max_model_len=length,
-        block_size=_whole(row, "block_size_in"),
-        enable_prefix_caching=_switch(row, "prefix_caching"),
-        hybrid_kv_cache_manager=_switch(row, "hybrid_manager"),
-        **given,
+        version=row["vllm_version"],
+        max_model_len=_needed(row, "max_model_len"),
+        block_size=whole(row, "block_size_in"),
+        enable_prefix_caching=switch(row, "prefix_caching"),
+        hybrid_kv_cache_manager=switch(row, "hybrid_manager"),
+        **{name: told for name, told in given.items() if told is not None},  # type: ignore[arg-type]
     )
 
 
-_BLANK = ("", "default", "none", "auto")
-_SWITCH = {"true": True, "on": True, "1": True, "false": False, "off": False, "disabled": False, "0": False}
-
-
-def _whole(row: _Row, name: str, least: int = 1) -> int | None:
-    """A whole number of a row; None where it is blank."""
-    text = row.get(name, "").strip().lower()
-    if text in _BLANK:
-        return None
-    if not (text.isascii() and text.isdecimal()) or len(text) > 18 or int(text) < least:
-        raise InputError(f"{name} {text[:40]!r} is not a whole number of {least} or more")
-    return int(text)
-
-
-def _switch(row: _Row, name: str) -> bool | None:
-    text = row.get(name, "").strip().lower()
-    if text in _BLANK:
-        return None
-    if text not in _SWITCH:
-        raise InputError(f"{name} {text[:40]!r} is neither on nor off")
-    return _SWITCH[text]
-
-
-def _value(text: str, name: str) -> Value:
-    """A measured cell as a number, a truth or words."""
-    text = text.strip()
-    if name in _WORDS or not text:
-        return text or None
-    if text.lower() in ("true", "false"):
-        return text.lower() == "true"
-    try:
-        number = float(text)
-        return int(text) if text.lstrip("-").isdecimal() else number if isfinite(number) else text
-    except ValueError:
-        return text
+def _needed(row: Row, name: str) -> int:
+    number = whole(row, name)
+    if number is None:
+        raise InputError(f"{name} is blank")
+    return number
 
 
 # --- the score ------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from capplan.errors import InputError, UnknownNameError
 
 COMMANDS = (
     *("kv", "fit", "roofline", "prefill", "whiteboard"),
-    *("gpus", "models", "explain", "validate", "schema"),
+    *("gpus", "models", "explain", "check", "validate", "schema"),
 )
 
 
@@ -27,7 +27,7 @@ class Commands(core.TyperGroup):
         if cmd_name not in COMMANDS:
             raise UnknownNameError("command", cmd_name, COMMANDS, "capplan --help")
         module = import_module(f"capplan.cli.{cmd_name}")
-        tree = _typer()
+        tree = _typer(add_completion=False)
         tree.command(cmd_name, no_args_is_help=False)(module.command)
         command = get_command(tree)
         assert isinstance(command, core.TyperCommand)

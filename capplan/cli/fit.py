@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Annotated, Any
+
 import typer
 
 from capplan.cli import options as opt
 from capplan.cli.render import emit
+from capplan.errors import InputError
+
+if TYPE_CHECKING:
+    from capplan.capacity.engines.deployment import Deployment
+
+_GROUP = "With an engine: what it will do with the memory"
+
+
+def _flag(name: str, metavar: str, text: str) -> Any:
+    return typer.Option(name, metavar=metavar, help=text, rich_help_panel=_GROUP)
 
 
 def command(
@@ -17,6 +29,38 @@ def command(
     context: opt.Context = None,
     reserve: opt.Reserve = None,
     tier: opt.Tier = "engine",
+    engine: Annotated[str | None, _flag("--engine", "ENGINE", "vllm, sglang or tensorrt-llm.")] = None,
+    engine_version: Annotated[
+        str | None,
+        _flag("--engine-version", "VERSION", "Such as 0.19.0; the newest on record when not given."),
+    ] = None,
+    tp: Annotated[int | None, _flag("--tp", "RANKS", "Tensor-parallel size.")] = None,
+    pp: Annotated[int | None, _flag("--pp", "STAGES", "Pipeline-parallel size.")] = None,
+    dp: Annotated[int | None, _flag("--dp", "REPLICAS", "Data-parallel size.")] = None,
+    ep: Annotated[bool, typer.Option("--ep", help="Whole experts on each rank (expert parallel).")] = False,
+    max_model_len: Annotated[
+        str | None, _flag("--max-model-len", "TOKENS", "The longest request; the model's own when not given.")
+    ] = None,
+    max_num_seqs: Annotated[int | None, _flag("--max-num-seqs", "COUNT", "Requests in a batch.")] = None,
+    max_num_batched_tokens: Annotated[
+        str | None, _flag("--max-num-batched-tokens", "TOKENS", "Tokens in a batch.")
+    ] = None,
+    block_size: Annotated[int | None, _flag("--block-size", "TOKENS", "Tokens of a block.")] = None,
+    gpu_memory_utilization: Annotated[
+        float | None,
+        _flag(
+            "--gpu-memory-utilization",
+            "SHARE",
+            "Of the memory (SGLang: mem-fraction-static; TensorRT-LLM: of what is free after load).",
+        ),
+    ] = None,
+    enforce_eager: Annotated[
+        bool | None, typer.Option("--enforce-eager", help="Capture no CUDA graphs.", show_default=False)
+    ] = None,
+    spec_tokens: Annotated[
+        int | None,
+        _flag("--spec-tokens", "COUNT", "Tokens speculated at a time, by the model's draft layers."),
+    ] = None,
     json: opt.Json = False,
     csv: opt.Csv = False,
     explain: opt.Explain = False,
@@ -27,11 +71,44 @@ def command(
     capplan fit llama-3.3-70b --gpu h200 --weights fp8 --context 8k,32k
 
     capplan fit qwen3-32b --gpu l40s --weights fp8 --kv fp8 --plot budget.svg
+
+    With an engine or one of its flags: its budget line by line, what its log will say, whether it starts.
+
+    capplan fit llama-3.1-8b --gpu h100 --engine vllm --engine-version 0.19.0 --max-model-len 8Ki
     """
+    lengths = {
+        "max_model_len": opt.count("--max-model-len", max_model_len),
+        "max_num_batched_tokens": opt.count("--max-num-batched-tokens", max_num_batched_tokens),
+    }
+    given = {
+        "engine": engine,
+        "version": engine_version,
+        "tensor_parallel_size": tp,
+        "pipeline_parallel_size": pp,
+        "data_parallel_size": dp,
+        "enable_expert_parallel": ep or None,
+        "max_num_seqs": max_num_seqs,
+        "block_size": block_size,
+        "gpu_memory_utilization": gpu_memory_utilization,
+        "enforce_eager": enforce_eager,
+        "num_speculative_tokens": spec_tokens,
+        **lengths,
+    }
+    flags = {name: value for name, value in given.items() if value is not None}
+    asked = opt.one_model(model, model_config)
+    if flags:
+        from capplan.capacity.questions.engine_fit import engine_fit
+
+        if reserve is not None or tier != "engine" or plot is not None:
+            raise InputError(
+                "--reserve, --tier and --plot do not go with an engine's flags: it has a budget of its own"
+            )
+        found = engine_fit(asked, gpu, _deployment(flags, weights, kv), contexts=opt.context_list(context))
+        raise typer.Exit(emit(found, as_json=json, as_csv=csv, explain=explain))
     from capplan.capacity.questions.fit import fit as ask
 
     answer = ask(
-        opt.one_model(model, model_config),
+        asked,
         gpu,
         weights=weights,
         kv=kv,
@@ -40,3 +117,12 @@ def command(
         tier=tier,
     )
     raise typer.Exit(emit(answer, as_json=json, as_csv=csv, explain=explain, plot=plot))
+
+
+def _deployment(flags: dict[str, Any], weights: str, kv: str) -> Deployment:
+    from capplan.capacity.engines.deployment import Deployment
+
+    if "num_speculative_tokens" in flags:
+        flags = {**flags, "speculative_method": "mtp"}
+    named = weights.strip().lower()
+    return Deployment(quantization=None if named == "auto" else named, kv_cache_dtype=kv, **flags)

@@ -26,14 +26,15 @@ def command(
 
     capplan kv llama-3.3-70b qwen3-32b phi-4 --context 1k..128k --plot cache.svg
     """
-    from capplan.capacity.questions.kv import kv as ask
-    from capplan.capacity.questions.kv import kv_side_by_side
-
     names = [*(models or ()), *([opt.as_path(model_config)] if model_config is not None else ())]
     contexts = opt.context_list(context)
     answer: Answer
     if len(names) > 1:
+        from capplan.capacity.questions.kv_side_by_side import kv_side_by_side
+
         answer = kv_side_by_side(names, kv=kv, contexts=contexts, tier=tier)
     else:
+        from capplan.capacity.questions.kv import kv as ask
+
         answer = ask(opt.one_model(names[0] if names else None, None), kv=kv, contexts=contexts, tier=tier)
     raise typer.Exit(emit(answer, as_json=json, as_csv=csv, explain=explain, plot=plot))

@@ -147,6 +147,18 @@ def context_list(texts: list[str] | None) -> list[int] | None:
     return lengths
 
 
+def count(option: str, text: str | None) -> int | None:
+    """Tokens of an option such as --max-model-len."""
+    from capplan import units
+
+    if text is None:
+        return None
+    with naming(option):
+        value = units.parse_count(text, "token")
+    note(option, text, value, "token")
+    return value
+
+
 def size(option: str, text: str | None) -> float | None:
     """Bytes of an option such as --reserve."""
     from capplan import units

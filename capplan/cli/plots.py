@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 from capplan.capacity.answer import Answer
 from capplan.capacity.decode import decode_intensity
 from capplan.capacity.questions.fit import Fit
-from capplan.capacity.questions.kv import Kv, KvSideBySide
+from capplan.capacity.questions.kv import Kv
+from capplan.capacity.questions.kv_side_by_side import KvSideBySide
 from capplan.capacity.questions.roofline import Roofline
 from capplan.capacity.questions.whiteboard import Whiteboard
 from capplan.errors import InputError, MissingPackageError

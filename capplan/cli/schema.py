@@ -14,8 +14,9 @@ from capplan.errors import UnknownNameError
 # the answers that `--json` prints: their module in capacity/questions, and class
 ANSWERS = {
     "kv": ("kv", "Kv"),
-    "kv-side-by-side": ("kv", "KvSideBySide"),
+    "kv-side-by-side": ("kv_side_by_side", "KvSideBySide"),
     "fit": ("fit", "Fit"),
+    "engine-fit": ("engine_fit", "EngineFit"),
     "roofline": ("roofline", "Roofline"),
     "prefill": ("prefill", "Prefill"),
     "whiteboard": ("whiteboard", "Whiteboard"),
@@ -24,7 +25,9 @@ ANSWERS = {
     "models": ("models", "Models"),
     "model": ("models", "ModelFacts"),
     "explain": ("formulas", "Formulas"),
+    "check": ("check", "Check"),
     "validate-allocator": ("validate", "ValidateAllocator"),
+    "validate-memory": ("validate_memory", "ValidateMemory"),
 }
 
 

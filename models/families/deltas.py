@@ -143,6 +143,8 @@ def kimi_linear(f: Fields) -> Decoder:
     if f.flag("mla_use_output_gate"):
         d.linear("self_attn.g_proj", d.heads * w.value, d.hidden, "attention", layers=count[FULL])
     sparse = sparse_layers(d, 1)
+    if f.maybe_zero("attn_res_block_size"):
+        f.assumptions.append("the weights of residuals over blocks of layers are not known, and not counted")
     narrow = f.maybe("routed_expert_hidden_size")
     _mlps(d, sparse, (256, 8), 1024, 9216, narrow or 0)
     if narrow:

@@ -33,7 +33,9 @@ def apertus1p5(f: Fields) -> Decoder:
     rows = f.maybe("output_vocab_size")
     d = apertus(f)
     if rows:
-        d.weights = [w._replace(shape=(rows, d.hidden)) if w.name == "lm_head.weight" else w for w in d.weights]
+        d.weights = [
+            w._replace(shape=(rows, d.hidden)) if w.name == "lm_head.weight" else w for w in d.weights
+        ]
     return d
 
 
@@ -45,7 +47,9 @@ def arcee(f: Fields) -> Decoder:
 def jais2(f: Fields) -> Decoder:
     bias = f.flag("attention_bias", default=True)
     mlp_bias = f.flag("mlp_bias", default=True)
-    return like_llama(Decoder(f), bias=bias, out_bias=bias, mlp_bias=mlp_bias, ungated=UP_DOWN, norm_bias=True)
+    return like_llama(
+        Decoder(f), bias=bias, out_bias=bias, mlp_bias=mlp_bias, ungated=UP_DOWN, norm_bias=True
+    )
 
 
 def nemotron(f: Fields) -> Decoder:
@@ -83,7 +87,9 @@ def diffllama(f: Fields) -> Decoder:
     bias = f.flag("attention_bias")
     d = Decoder(f)
     if d.kv_heads % 2:
-        raise f.error(f"field 'num_key_value_heads' is {d.kv_heads}, and the two attentions need half of them each")
+        raise f.error(
+            f"field 'num_key_value_heads' is {d.kv_heads}, and the two attentions need half of them each"
+        )
     for name in ("lambda_q1", "lambda_k1", "lambda_q2", "lambda_k2"):
         d.add(f"{d.layer}self_attn.{name}", (d.head_dim,), "attention", d.layers)
     f.ignore("lambda_std_dev")
@@ -107,7 +113,9 @@ def doge(f: Fields) -> Decoder:
         for name in ("down_embed", "up_embed"):
             shape = (count, d.hidden)
             d.weights.append(
-                Weight(f"{d.layer}mlp.{name}.weight", shape, "experts", d.layers, experts=count, chosen=chosen)
+                Weight(
+                    f"{d.layer}mlp.{name}.weight", shape, "experts", d.layers, experts=count, chosen=chosen
+                )
             )
     f.ignore("num_experts", "num_experts_per_tok")
     return like_llama(d, bias=bias, out_bias=bias, mlp_bias=mlp_bias)

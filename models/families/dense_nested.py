@@ -49,7 +49,9 @@ def glm_ocr(f: Fields) -> Decoder:
 def cosmos3_edge(f: Fields) -> Decoder:
     bias = f.flag("attention_bias")
     d = Decoder(f, kv_heads=8, head_dim=128)
-    return like_llama(d, bias=bias, out_bias=bias, mlp_bias=f.flag("mlp_bias"), ungated=("mlp.fc1", "mlp.fc2"))
+    return like_llama(
+        d, bias=bias, out_bias=bias, mlp_bias=f.flag("mlp_bias"), ungated=("mlp.fc1", "mlp.fc2")
+    )
 
 
 def granite_docling(f: Fields) -> Decoder:

@@ -18,8 +18,10 @@ TIE = "tie_word_embeddings"
 
 def _stack(f: Fields, *, heads: int, layers: int, head_dim: int = 0) -> Decoder:
     """A decoder whose layers keep keys and values of both sequences."""
-    d = Decoder(f, heads=heads, layers=layers, grouped=False) if not head_dim else Decoder(
-        f, heads=1, layers=layers, grouped=False
+    d = (
+        Decoder(f, heads=heads, layers=layers, grouped=False)
+        if not head_dim
+        else Decoder(f, heads=1, layers=layers, grouped=False)
     )
     d.heads = d.kv_heads = heads
     d.head_dim = head_dim or d.head_dim
@@ -73,7 +75,9 @@ def _t5(
     layers = f.maybe("num_decoder_layers", most=MAX_LAYERS) or encoder
     heads = f.count("num_heads", "num_attention_heads")
     d = _stack(f, heads=heads, layers=layers, head_dim=f.count_or(64, "d_kv", "head_dim"))
-    f.ignore("relative_attention_max_distance", "dense_act_fn", "is_encoder_decoder", "output_past", "n_positions")
+    f.ignore(
+        "relative_attention_max_distance", "dense_act_fn", "is_encoder_decoder", "output_past", "n_positions"
+    )
     f.ignore("add_cross_attention", "dropout_rate", "encoder_no_repeat_ngram_size")
     activation = f.text("feed_forward_proj")
     gated = activation.startswith("gated-") if activation else gated
@@ -104,9 +108,9 @@ def _t5(
 
 
 def _t5_tied(f: Fields) -> bool:
-    """Not where the file says so, be it in the words of transformers 5 (which tell how outputs are scaled)."""
-    tied = f.flag("scale_decoder_outputs", default=True)
-    return tied and (f.flag(TIE) if f.config.get(TIE) is not None else f.assume(TIE, True))
+    """Not where the file says so, be it in the words of transformers 5, which tell how outputs are scaled."""
+    tied = f.flag(TIE) if f.config.get(TIE) is not None else f.assume(TIE, True)
+    return f.flag("scale_decoder_outputs", default=True) and tied
 
 
 class _Bart(NamedTuple):
@@ -197,9 +201,23 @@ def _bart_stacks(f: Fields, kind: _Bart) -> Decoder:
     encoder_layers = f.count("encoder_layers", most=MAX_LAYERS)
     layers = f.count("decoder_layers", most=MAX_LAYERS)
     d = _stack(f, heads=f.count("decoder_attention_heads"), layers=layers)
-    f.ignore("encoder_attention_heads", "num_hidden_layers", "num_attention_heads", "is_encoder_decoder", "scale_embedding")
-    f.ignore("encoder_layerdrop", "decoder_layerdrop", "add_bias_logits", "add_final_layer_norm", "normalize_before")
-    f.ignore("normalize_embedding", "static_position_embeddings", "extra_pos_embeddings", "add_cross_attention")
+    f.ignore(
+        "encoder_attention_heads",
+        "num_hidden_layers",
+        "num_attention_heads",
+        "is_encoder_decoder",
+        "scale_embedding",
+    )
+    f.ignore(
+        "encoder_layerdrop",
+        "decoder_layerdrop",
+        "add_bias_logits",
+        "add_final_layer_norm",
+        "normalize_before",
+    )
+    f.ignore(
+        "normalize_embedding", "static_position_embeddings", "extra_pos_embeddings", "add_cross_attention"
+    )
     f.ignore("encoder_no_repeat_ngram_size", "force_bos_token_to_be_generated", "gradient_checkpointing")
     for stack, count in (("encoder", encoder_layers), ("decoder", layers)):
         d.layer = f"model.{stack}.layers.N."

@@ -247,7 +247,7 @@ def mimo_v2_flash(f: Fields) -> Decoder:
     bias = f.flag("attention_bias")
     d = Decoder(f, kv_heads=4, head_dim=192)
     value = f.count_or(128, "v_head_dim")
-    f.ignore("attention_chunk_size", "attention_value_scale", "n_shared_experts")
+    f.ignore("attention_chunk_size", "attention_value_scale", "n_shared_experts", "swa_rope_theta")
     window = f.maybe("sliding_window") or f.assume("sliding_window", 129)
     if size := f.maybe("sliding_window_size"):
         window = size + 1  # as the class counts it: the token itself beside the window
@@ -302,7 +302,13 @@ def minimax_m3_vl_text(f: Fields) -> Decoder:
     f.ignore(
         "swiglu_alpha", "swiglu_limit", "use_qk_norm", "qk_norm_type", "use_gemma_norm", "use_routing_bias"
     )
-    f.ignore("attention_output_gate", "moe_intermediate_size", "first_k_dense_replace", "num_mtp_modules")
+    f.ignore(
+        "attention_output_gate",
+        "moe_intermediate_size",
+        "first_k_dense_replace",
+        "num_mtp_modules",
+        "n_shared_experts",
+    )
     kinds, heads, width = _blocks(d)
     sparse_attention = kinds.count("minimax_m3_sparse")
     full = d.full_attention
@@ -364,79 +370,3 @@ def muse_spark_text(f: Fields) -> Decoder:
         d.add(f"{d.layer}post_{half}_residual_gate.gate", (d.hidden,), "norm", d.layers)
     norms = ("input_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm")
     return around(d, bias=f.flag("attention_bias"), norms=norms)
-
-
-def step3p5(f: Fields) -> Decoder:
-    """Step 3.5 and 3.7: layers with a window have more query heads; a gate on attention's output."""
-    bias, mlp_bias = f.flag("attention_bias"), f.flag("mlp_bias")
-    d = Decoder(f, kv_heads=8, head_dim=128)
-    drafts = f.maybe_zero(*DRAFTS) or 0
-    kinds = _padded(d, drafts, "layer_types", "full_attention", "sliding_attention")
-    kinds = kinds or ["full_attention"] * (d.layers + drafts)
-    window = f.maybe("sliding_window")
-    if "sliding_attention" in kinds[: d.layers] and not window:
-        raise f.error("field 'layer_types' has 'sliding_attention', and field 'sliding_window' has no window")
-    full = d.full_attention
-    local = full._replace(heads=_sliding_heads(d), window=window)
-    parts = [local if kind == "sliding_attention" else full for kind in kinds]
-    parts[: d.layers] = _own_heads(d, parts[: d.layers])
-    for like, layers in attend(d, parts[: d.layers], bias=bias, out_bias=bias).items():
-        gate(d, like, layers)
-    d.draft_mixers += [(part,) for part in parts[d.layers :]]
-    sparse = _step_sparse(d, drafts)
-    d.experts(*routed(f, 288, 8), f.count_or(1280, "moe_intermediate_size"), layers=sparse)
-    shared = f.count_or(1280, "share_expert_dim", "share_expert_dims")
-    d.gated_mlp(shared, bias=mlp_bias, name="mlp.shared_experts", bucket="shared", layers=sparse)
-    dense_layers(d, d.layers - sparse, 11264, bias=mlp_bias)
-    head_norms(d)
-    d.norm(*NORMS)
-    return ends(d)
-
-
-def _padded(d: Decoder, drafts: int, name: str, *accepted: str) -> list[str] | None:
-    """The kinds of the layers and, after them or in a list of their own, of the draft layers."""
-    _, kinds = d.fields.find(name)
-    if type(kinds) is list and len(kinds) == d.layers + drafts:
-        d.fields.ignore(f"mtp_{name}")
-        return d.layer_types(*accepted, name=name, length=d.layers + drafts)
-    kinds = d.layer_types(*accepted, name=name)
-    more = d.layer_types(*accepted, name=f"mtp_{name}", length=drafts)
-    return kinds and kinds + (more or ["full_attention"] * drafts)
-
-
-def _sliding_heads(d: Decoder) -> int:
-    f, name = d.fields, "attention_other_setting"
-    other = f.part(name) if f.find(name)[1] else Fields({})
-    other.ignore(*other.config)
-    return f.maybe("num_sliding_attention_heads") or other.maybe("num_attention_heads") or d.heads
-
-
-def _own_heads(d: Decoder, parts: list[Attention]) -> list[Attention]:
-    """The layers with the query heads that per_layer_config has for some, as transformers 5 writes them."""
-    f, name = d.fields, "per_layer_config"
-    if not f.find(name)[1]:
-        return parts
-    layers = f.part(name)
-    heads = {}
-    for layer in layers.config:
-        own = layers.part(layer)
-        heads[layer] = own.count("num_attention_heads")
-    return [part._replace(heads=heads.get(str(i), d.heads)) for i, part in enumerate(parts)]
-
-
-def _step_sparse(d: Decoder, drafts: int) -> int:
-    """Sparse layers by kind, by a list of their numbers, or all but the first three."""
-    f = d.fields
-    f.ignore("moe_layers_enum", "mtp_mlp_layer_types")
-    kinds = _padded(d, drafts, "mlp_layer_types", "dense", "sparse")
-    if kinds:
-        return kinds[: d.layers].count("sparse")
-    _, listed = f.find("moe_layers_enum")
-    if listed is None:
-        return max(0, d.layers - 3)
-    numbers = listed.split(",") if type(listed) is str else listed
-    try:
-        sparse = {int(number) for number in numbers if str(number).strip()}
-    except (TypeError, ValueError):
-        raise f.error(f"field 'moe_layers_enum' is {show(listed)}; numbers of layers are accepted") from None
-    return sum(layer in sparse for layer in range(d.layers))

@@ -22,6 +22,7 @@ from capplan.models.fields import Fields, show
 def dbrx(f: Fields) -> Decoder:
     """Attention and experts described in objects of their own; the experts in three tensors."""
     d = Decoder(f, "transformer.blocks.N.", grouped=False)
+    d.context = f.maybe("max_seq_len", "max_position_embeddings", most=10**9)
     attention, experts = f.part("attn_config"), f.part("ffn_config")
     attention.ignore("model_type", "attn_pdrop", "clip_qkv", "rope_theta")
     experts.ignore("ffn_act_fn", "moe_jitter_eps", "moe_loss_weight", "moe_normalize_expert_weights")

@@ -106,7 +106,7 @@ def _mlp_widths(d: Decoder) -> list[int]:
 
 def gemma4(f: Fields) -> Decoder:
     """Global layers with heads of their own; some models have experts beside the mlp, or an embedding a layer."""
-    d, shared = _gemma4(f, window=512)
+    d = _gemma4(f, window=512)
     if f.flag("enable_moe_block"):
         _experts_beside_the_mlp(d)
     else:
@@ -122,26 +122,25 @@ def gemma4(f: Fields) -> Decoder:
 
 
 def gemma4_unified(f: Fields) -> Decoder:
-    return _gemma4(f, window=1024)[0]
+    return _gemma4(f, window=1024)
 
 
-def _gemma4(f: Fields, window: int) -> tuple[Decoder, int]:
+def _gemma4(f: Fields, window: int) -> Decoder:
     d = Decoder(f, kv_heads=4, head_dim=256)
     d.window(default=window, slides=all_but_every(6))
     d.windows[-1] = None  # the class lets the last layer see everything, whatever its type says
     if f.text("use_bidirectional_attention") == "all":
         _look_both_ways(d)
-    owners = _owners(d, default=0)
+    owners = _owners(d, default=0, none=True)
     d.embedding()
     _attention(d, _heads_by_layer(d), owners, values_are_keys=f.flag("attention_k_eq_v"))
-    shared = d.layers - owners
-    wide = 2 if f.flag("use_double_wide_mlp") else 1
+    wide = 2 if f.flag("use_double_wide_mlp") else 1  # where a layer shares a cache
     d.gated_mlp(layers=owners)
-    d.gated_mlp(wide * f.count("intermediate_size"), layers=shared)
+    d.gated_mlp(wide * f.count("intermediate_size"), layers=d.layers - owners)
     d.norm(*NORMS)
     d.last_norm()
     d.head(tied=True)
-    return d, shared
+    return d
 
 
 def _heads_by_layer(d: Decoder) -> list[Attention]:
@@ -183,16 +182,19 @@ def _overridden(d: Decoder, layer: Fields, alike: Attention) -> Attention:
     return alike._replace(kv_heads=kv_heads, head_dim=width, v_head_dim=width)
 
 
-def _owners(d: Decoder, default: int) -> int:
-    """How many layers, from the first, keep a cache: the rest read that of the last of their kind before them."""
+def _owners(d: Decoder, default: int, *, none: bool = False) -> int:
+    """How many layers, from the first, keep a cache: the rest read that of the last of their kind before them.
+
+    none: it may be none at all, where the cache is another model's (an assistant that drafts).
+    """
     f = d.fields
     shared = f.maybe_zero(SHARED)
     if shared is None:
         shared = f.assume(SHARED, default) if default else 0
     owners = d.layers - shared
-    if owners <= 0:
+    if owners < 0 or (owners == 0 and not none):
         raise f.error(f"field '{SHARED}' is {shared}, and some of the {d.layers} layers have to keep a cache")
-    if set(map(bool, d.windows[:owners])) != set(map(bool, d.windows)):
+    if owners and set(map(bool, d.windows[:owners])) != set(map(bool, d.windows)):
         raise f.error(f"field '{SHARED}' is {shared}, which leaves a kind of layer without a cache to share")
     return owners
 

@@ -57,16 +57,23 @@ def _check_attention_types(f: Fields, layers: int) -> None:
     except (TypeError, ValueError):
         count = -1
     if count != layers:
-        raise f.error(f"field '{name}' is {show(value)}; pairs of kinds and times for {layers} layers are accepted")
+        raise f.error(
+            f"field '{name}' is {show(value)}; pairs of kinds and times for {layers} layers are accepted"
+        )
 
 
 def mpt(f: Fields) -> Decoder:
     """Alibi instead of positions, and no bias anywhere."""
     d = Decoder(f, "transformer.blocks.N.", grouped=False)
     attention = f.find("attn_config")[1] or {}
-    if not isinstance(attention, dict) or attention.get("attn_type", "multihead_attention") != "multihead_attention":
+    if (
+        not isinstance(attention, dict)
+        or attention.get("attn_type", "multihead_attention") != "multihead_attention"
+    ):
         raise f.error("field 'attn_config' is not one of multi-head attention; the class has no other")
-    f.ignore("expansion_ratio", "learned_pos_emb", "no_bias", "embedding_fraction", "norm_type", "init_config")
+    f.ignore(
+        "expansion_ratio", "learned_pos_emb", "no_bias", "embedding_fraction", "norm_type", "init_config"
+    )
     f.ignore("init_device", "ffn_config", "emb_pdrop", "verbose", "logit_scale", "fc_type")
     d.embedding("transformer.wte")
     d.fused_attention("attn.Wqkv", "attn.out_proj")
@@ -148,11 +155,14 @@ def _like_fairseq(d: Decoder, width: int, norm: str, head: str = "lm_head") -> D
 def nemotron_nas(f: Fields) -> Decoder:
     """Llama pruned block by block: fewer KV heads, a narrower mlp, or no attention or mlp at all."""
     bias, mlp_bias = f.flag("attention_bias"), f.flag("mlp_bias")
-    d = Decoder(f)
+    d = Decoder(f, grouped=False)
+    d.head_dim = f.maybe("head_dim") or d.head_dim
     f.ignore("intermediate_size", "num_key_value_heads")  # told block by block
     blocks = f.find("block_configs")[1]
     if type(blocks) is not list or len(blocks) != d.layers:
-        raise f.error(f"field 'block_configs' is {show(blocks)}; a list of {d.layers:,} objects, one a layer, is needed")
+        raise f.error(
+            f"field 'block_configs' is {show(blocks)}; a list of {d.layers:,} objects, one a layer, is needed"
+        )
     layout: list[Layer] = []
     shapes: Counter[tuple[int, int]] = Counter()  # KV heads and width of the mlp of a block; 0: none
     for number, block in enumerate(blocks):
@@ -161,7 +171,9 @@ def nemotron_nas(f: Fields) -> Decoder:
         no_attention = attention.flag("no_op")
         window = attention.maybe("window_length")
         if not no_attention and (not group or d.heads % group):
-            raise attention.error(f"field 'n_heads_in_group' is {show(group)}; a divisor of {d.heads} is needed")
+            raise attention.error(
+                f"field 'n_heads_in_group' is {show(group)}; a divisor of {d.heads} is needed"
+            )
         kv_heads = 0 if no_attention else d.heads // (group or 1)
         own = d.full_attention._replace(kv_heads=kv_heads, window=window)
         layout.append(() if no_attention else (own,))
@@ -191,7 +203,9 @@ def _part(f: Fields, block: Any, name: str, number: int) -> Fields:
     where = f"block_configs of layer {number}: {name}"
     fields = Fields(part, f"{f.where}: {where}" if f.where else where)
     if fields.flag("replace_with_linear"):
-        raise fields.error("field 'replace_with_linear' is true; blocks with a matrix instead are not supported")
+        raise fields.error(
+            "field 'replace_with_linear' is true; blocks with a matrix instead are not supported"
+        )
     fields.ignore("sparsify")
     return fields
 

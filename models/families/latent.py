@@ -84,7 +84,7 @@ def widths(f: Fields, default: Sequence[int | None], *, direct: bool = True) -> 
     direct: the class does without q_lora_rank where it is null.
     """
     take_for_granted(f, WIDTHS, default)
-    pair = WIDTHS[1:3]
+    pair = WIDTHS[1:3] if default[2] else ()
     missing = [name for name in pair if name not in f.config]
     if len(missing) == 1:
         raise f.error(f"field '{missing[0]}' is missing; latent attention needs {' and '.join(pair)}")
@@ -170,11 +170,17 @@ def own_indexers(d: Decoder, default: list[bool]) -> list[bool]:
     kinds = d.layer_types("full", "shared", name="indexer_types")
     own = [kind == "full" for kind in kinds] if kinds else default
     if not own[0]:
-        raise d.fields.error("the first layer has no indexer of its own, and there is none to share")
+        named = ("indexer_types", "index_topk_pattern", "index_skip_topk_offset")
+        name = next((name for name in named if d.fields.config.get(name) is not None), named[0])
+        raise d.fields.error(
+            f"field '{name}' leaves the first layer without an indexer, and none is before it"
+        )
     return own
 
 
-def experts(f: Fields, default: Sequence[int | None], *, count: Sequence[str] = (), shared: str = "") -> Experts:
+def experts(
+    f: Fields, default: Sequence[int | None], *, count: Sequence[str] = (), shared: str = ""
+) -> Experts:
     """The fields of a mixture of experts; `count` and `shared` are further names of two of them."""
     take_for_granted(f, EXPERTS, default)
     total = f.count(EXPERTS[0], "num_local_experts", *count)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from capplan.models.decoder import Decoder
+from capplan.models.decoder import ROUTING, Decoder
 from capplan.models.families.experts import after_first, checked, sparse_by_kind
 from capplan.models.families.latent import (
     V3,
@@ -30,7 +30,9 @@ from capplan.models.fields import Fields
 
 
 def deepseek_v2(f: Fields) -> Decoder:
-    return _after_first_dense(f, V3, (64, None, 1407, 2), dense=0, bias=f.flag("mlp_bias"))
+    return _after_first_dense(
+        f, V3, (64, None, 1407, 2), dense=0, bias=f.flag("mlp_bias"), count=["num_experts"]
+    )
 
 
 def deepseek_v3(f: Fields) -> Decoder:
@@ -124,44 +126,46 @@ def _dense(f: Fields, d: Decoder, default: Sequence[int | None], *, bias: bool =
 
 
 def longcat_flash(f: Fields) -> Decoder:
-    """Two attentions and two mlps a block, and experts beside them, of which some are no more than the way past."""
-    f.ignore(
-        "attention_method", "mla_scale_q_lora", "mla_scale_kv_lora", "zero_expert_type", "norm_topk_prob"
-    )
-    attentions = f.maybe("num_hidden_layers")
+    """LongCat Flash: blocks of two attentions and two mlps, with experts beside them."""
+    attentions = f.maybe("num_hidden_layers")  # what transformers calls layers: the attentions
     if attentions is not None:
         f.config = {name: value for name, value in f.config.items() if name != "num_hidden_layers"}
         f.config.setdefault("num_layers", attentions // 2)
     d = LatentDecoder(f)
     if attentions not in (None, 2 * d.layers):
-        raise f.error(
-            f"field 'num_hidden_layers' is {attentions}, and field 'num_layers' {d.layers}: two attentions a layer"
-        )
+        raise f.error(f"field 'num_hidden_layers' is {attentions}; two a layer, {2 * d.layers}, are accepted")
     w = widths(f, V3, direct=False)
     if f.config.get("qk_head_dim") not in (None, w.nope + w.rope):
         raise f.error(f"field 'qk_head_dim' is not the {w.nope} + {w.rope} of the two parts of a head")
+    f.ignore("attention_method", "mla_scale_q_lora", "mla_scale_kv_lora")
     d.mixers = [(cached(d, w),)] * (2 * d.layers)
     latent_weights(d, w, layers=2 * d.layers, name="self_attn.N")
-    f.defaults = {**f.defaults, "n_routed_experts": 512, "moe_topk": 12, "expert_ffn_hidden_size": 2048}
-    f.defaults = {**f.defaults, "ffn_hidden_size": 12288}
-    count = f.count("n_routed_experts", "num_local_experts")
-    nothing = f.whole_or(256, "zero_expert_num")
-    chosen = checked(f, f.count("moe_topk", "num_experts_per_tok"), count + nothing)
-    width = f.count("expert_ffn_hidden_size", "moe_intermediate_size")
-    d.linear("mlp.router.classifier", count + nothing, d.hidden, "router", bias=f.flag("router_bias"))
-    up, down = (2 * width, d.hidden), (d.hidden, width)
-    d.expert("mlp.experts.gate_up_proj", (count, *up), count + nothing, chosen, d.layers)
-    d.expert("mlp.experts.down_proj", (count, *down), count + nothing, chosen, d.layers)
-    if nothing:
-        d.expert("mlp.experts.gate_up_proj", (nothing, *up), nothing, 0, d.layers)
-        f.assumptions.append(
-            f"the {nothing} experts that compute nothing have rows in the class's tensors, and are counted in the "
-            "total; a token passes through its share of the others"
-        )
-    d.gated_mlp(f.count("ffn_hidden_size", "intermediate_size"), name="mlps.N", layers=2 * d.layers)
+    _experts_with_a_way_past(d)
+    width = f.count_or(12288, "ffn_hidden_size", "intermediate_size")
+    d.gated_mlp(width, name="mlps.N", layers=2 * d.layers)
     d.norm("input_layernorm.N", "post_attention_layernorm.N", copies=2)
     uncounted_drafts(d, (cached(d, w),))
     d.embedding()
     d.last_norm()
     d.head(tied=False)
     return d
+
+
+def _experts_with_a_way_past(d: Decoder) -> None:
+    """Experts, of which some pass on what they get: they have no weights, but rows in the class's first tensor."""
+    f = d.fields
+    f.ignore(*ROUTING, "zero_expert_type", "router_dtype")
+    f.defaults = {**f.defaults, "n_routed_experts": 512, "moe_topk": 12, "zero_expert_num": 256}
+    count, idle = f.count("n_routed_experts", "num_local_experts"), f.maybe_zero("zero_expert_num") or 0
+    total = count + idle
+    chosen = checked(f, f.count("moe_topk", "num_experts_per_tok"), total)
+    width = f.count_or(2048, "expert_ffn_hidden_size", "moe_intermediate_size")
+    d.linear("mlp.router.classifier", total, d.hidden, "router", bias=f.flag("router_bias"))
+    d.expert("mlp.experts.gate_up_proj", (count, 2 * width, d.hidden), total, chosen, d.layers)
+    d.expert("mlp.experts.down_proj", (count, d.hidden, width), total, chosen, d.layers)
+    d.expert("mlp.experts.gate_up_proj", (idle, 2 * width, d.hidden), idle, 0, d.layers)
+    if idle:
+        f.assumptions.append(
+            f"{idle} of {total} experts compute nothing: a token's {chosen} are taken to be of both kinds in "
+            "proportion; their unused rows in transformers' tensors are in the total"
+        )

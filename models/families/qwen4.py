@@ -12,6 +12,13 @@ from capplan.models.fields import Fields
 from capplan.models.spec import Layer, State
 
 MOST_TABLES = 4_096
+INDEXER = (
+    "indexer_n_heads",
+    "indexer_kv_heads",
+    "indexer_head_dim",
+    "indexer_budget",
+    "indexer_compress_ratio",
+)
 
 
 def qwen4_exp(f: Fields) -> Decoder:
@@ -28,6 +35,7 @@ def qwen4_exp(f: Fields) -> Decoder:
     if attending:
         width, pooled = _indexer(d, attending)
         attention = attention._replace(index_dim=width, index_every=pooled)
+    f.ignore(*INDEXER)
     channels = _hyper_connections(d)
     parts: dict[str, Layer] = {INDEXED: (attention,), LINEAR: (state,)}
     d.mixers = [parts[kind] for kind in listed]
@@ -41,10 +49,9 @@ def qwen4_exp(f: Fields) -> Decoder:
 def _indexer(d: Decoder, layers: int) -> tuple[int, int]:
     """What selects blocks of tokens: width of its key, and tokens to one key."""
     f, name = d.fields, "self_attn.indexer"
-    heads, width = f.count("indexer_n_heads"), f.count("indexer_head_dim")
-    budget, pooled = f.count("indexer_budget"), f.count("indexer_compress_ratio")
-    if f.count("indexer_kv_heads") != 1:
-        raise f.error(f"field 'indexer_kv_heads' is {f.count('indexer_kv_heads')}; 1 is supported")
+    heads, kv_heads, width, budget, pooled = map(f.count, INDEXER)
+    if kv_heads != 1:
+        raise f.error(f"field 'indexer_kv_heads' is {kv_heads}; 1 is supported")
     if budget % pooled:
         raise f.error(
             f"field 'indexer_compress_ratio' is {pooled}, which does not divide the budget of {budget}"

@@ -152,8 +152,12 @@ def modernbert_decoder(f: Fields) -> Decoder:
     name = "global_attn_every_n_layers"
     every = (f.maybe(name) if not kinds else None) or 3
     slides = [kinds[i] == "sliding_attention" if kinds else i % every != 0 for i in range(d.layers)]
-    f.ignore(name, WINDOW, "global_rope_theta", "local_rope_theta", "classifier_activation", "embedding_dropout")
-    f.ignore("initializer_cutoff_factor", "mlp_dropout", "tie_encoder_decoder", "num_key_value_heads", "head_dim")
+    f.ignore(
+        name, WINDOW, "global_rope_theta", "local_rope_theta", "classifier_activation", "embedding_dropout"
+    )
+    f.ignore(
+        "initializer_cutoff_factor", "mlp_dropout", "tie_encoder_decoder", "num_key_value_heads", "head_dim"
+    )
     both_sides = f.count_or(128, "local_attention")
     d.windows = [both_sides // 2 if slid else None for slid in slides]
     d.embedding("model.embeddings.tok_embeddings")
@@ -179,19 +183,20 @@ def dory(f: Fields) -> Decoder:
     """
     bias, mlp_bias = f.flag("attention_bias"), f.flag("mlp_bias")
     kinds = f.config.get("layer_types")
-    blocks = 2 if isinstance(kinds, list) and "mlp" in kinds else 1
-    first = (f.maybe_zero("n_input_layers") or 0) if "n_input_layers" in f.config else f.assume("n_input_layers", 8)
-    last = (f.maybe_zero("n_output_layers") or 0) if "n_output_layers" in f.config else f.assume("n_output_layers", 8)
-    all_layers = f.count("num_hidden_layers", most=MAX_LAYERS)
-    if blocks == 2:
-        first, last, all_layers = first // 2, last // 2, all_layers // 2
-        f = f.with_field("layer_types", kinds[::2])
+    blocks = 1
+    if isinstance(kinds, list) and "mlp" in kinds:
+        blocks = 2
+        f.config = {**f.config, "layer_types": kinds[::2]}
+    first, last = (_loop_free(f, name) // blocks for name in ("n_input_layers", "n_output_layers"))
+    all_layers = f.count("num_hidden_layers", most=MAX_LAYERS) // blocks
     d = Decoder(f, kv_heads=4, head_dim=256, layers=all_layers)
     d.window(default=1024, slides=all_but_every(4))
     given = f.maybe_zero("n_recurrent_layers")
     looped = d.layers - first - last if given is None else given // blocks
     if looped < 0 or first + looped + last != d.layers:
-        raise f.error("fields 'n_input_layers', 'n_recurrent_layers' and 'n_output_layers' do not add up to the layers")
+        raise f.error(
+            "fields 'n_input_layers', 'n_recurrent_layers' and 'n_output_layers' do not add up to the layers"
+        )
     loops = f.count_or(2, "n_recurrent_loops")
     if f.text("recurrent_kv_cache_mode") == "last_loop":
         loops = 1
@@ -211,3 +216,8 @@ def dory(f: Fields) -> Decoder:
     d.head(tied=False)
     d.add("lm_head.logit_scale", (d.vocab,), "head")
     return d
+
+
+def _loop_free(f: Fields, name: str) -> int:
+    count = f.maybe_zero(name)
+    return f.assume(name, 8) if count is None else count

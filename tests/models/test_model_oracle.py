@@ -135,10 +135,6 @@ def test_real_configs(data: Path) -> None:
 @pytest.mark.parametrize(
     ("config", "features"),
     [
-        (
-            "deepseek-v3.json",
-            ["'deepseek_v3'", "latent attention ('kv_lora_rank')", "experts", "draft layers"],
-        ),
         ("mixtral-8x7b.json", ["'mixtral'", "experts ('num_experts_per_tok')"]),
         ("jamba-1.5-mini.json", ["'jamba'", "state-space layers", "experts"]),
         (

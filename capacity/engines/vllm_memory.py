@@ -1,0 +1,194 @@
+"""What vLLM's profiling run finds beside the weights: the activation peak, what lies outside of torch, CUDA graphs."""
+
+from __future__ import annotations
+
+from capplan.capacity import precision
+from capplan.capacity.engines.defaults import NEWEST, at_once, constant, is_v0, version_of
+from capplan.capacity.engines.deployment import Deployment
+from capplan.capacity.engines.device import Device
+from capplan.capacity.formula import formula
+from capplan.models.spec import LatentAttention, Model
+
+_HIDDEN_COPIES = 3  # rows that live beside a layer's own: what goes in, the residual, what comes out
+
+
+@formula
+def sampler_peak(bytes_per_entry: float, sequences: float, vocabulary: float) -> float:
+    r"""Memory of the sampler's warm-up in vLLM's profiling run, on logits gathered from all ranks.
+
+    .. math:: S = c \, n \, V
+
+    Parameters
+    ----------
+    bytes_per_entry : float
+        Bytes a sequence and entry of the vocabulary, all copies together :math:`c` [byte]
+    sequences : float
+        max_num_seqs, or the batched tokens if those are fewer :math:`n` [-]
+    vocabulary : float
+        Entries of the vocabulary :math:`V` [-]
+
+    Returns
+    -------
+    float
+        Peak of the sampler :math:`S` [byte]
+
+    Validity: vLLM V1; c is 37.7 up to 0.16 and 14 from 0.17.
+    Not counted: hidden states of the batch, workspaces of kernels.
+    Source: published start-up logs of vLLM 0.11 to 0.19 on H100 (memory_constants.toml).
+
+    Llama 3 with 1,024 sequences:
+
+    >>> round(sampler_peak(bytes_per_entry=14, sequences=1024, vocabulary=128256) / 2**30, 2)
+    1.71
+    """
+    return bytes_per_entry * sequences * vocabulary
+
+
+@formula
+def forward_peak(tokens: float, hidden_copies: float, hidden: float, inner: float) -> float:
+    r"""Activations of a forward pass without a cache: rows of hidden states, and the widest layer's own.
+
+    .. math:: A = 2 \, T \, (k \, d + w)
+
+    Parameters
+    ----------
+    tokens : float
+        Tokens of the batch :math:`T` [token]
+    hidden_copies : float
+        Rows of hidden states that live at a time :math:`k` [-]
+    hidden : float
+        Width of the hidden states :math:`d` [-]
+    inner : float
+        Elements a token of the widest layer: gate, up and product of an mlp, on a rank :math:`w` [-]
+
+    Returns
+    -------
+    float
+        Activations in 16 bit :math:`A` [byte]
+
+    Validity: vLLM's profiling run with compiled or plain layers.
+    Not counted: kernels' workspaces.
+    Source: vllm issue 10517, 29,000 tokens of Llama 3.1 8B peak at 2.99 GiB.
+
+    >>> round(forward_peak(tokens=29000, hidden_copies=3, hidden=4096, inner=3 * 14336) / 2**30, 2)
+    2.99
+    """
+    return 2 * tokens * (hidden_copies * hidden + inner)
+
+
+@formula
+def kv_bytes_left(
+    total: float,
+    utilization: float,
+    weights: float,
+    activation_peak: float,
+    non_torch: float,
+    graphs: float,
+) -> float:
+    r"""What vLLM V1 leaves for the cache on a rank.
+
+    .. math:: C = u M - W - A - N - G
+
+    Parameters
+    ----------
+    total : float
+        Memory of the device that a process sees :math:`M` [byte]
+    utilization : float
+        gpu_memory_utilization :math:`u` [-]
+    weights : float
+        Weights of the rank :math:`W` [byte]
+    activation_peak : float
+        Peak of the profiling run above the weights :math:`A` [byte]
+    non_torch : float
+        Context, NCCL and custom all-reduce buffers :math:`N` [byte]
+    graphs : float
+        Estimate of the CUDA graphs, from 0.21 on :math:`G` [byte]
+
+    Returns
+    -------
+    float
+        Cache of the rank, negative when there is no room :math:`C` [byte]
+
+    Validity: vLLM; closes within 0.05 GiB on 61 logs of 0.19.0 that print every term.
+    Not counted: what other processes hold.
+    Source: vLLM 0.33.0, v1/worker/gpu_worker.py, determine_available_memory.
+
+    Llama 3.1 8B on an H100, as logged by 0.19.0 (58.11 GiB):
+
+    >>> GiB = 2**30
+    >>> left = kv_bytes_left(79.19 * GiB, 0.95, 14.99 * GiB, 1.89 * GiB, 0.25 * GiB, 0)
+    >>> round(left / GiB, 2)
+    58.1
+    """
+    return total * utilization - weights - activation_peak - non_torch - graphs
+
+
+def activation_peak(model: Model, device: Device, flags: Deployment, *, samples: bool = True) -> float:
+    """The peak of vLLM's profiling run above the weights: the sampler's, or a layer's, whichever is larger.
+
+    samples: whether the rank has the head; of a pipeline only the last does.
+    """
+    tokens = flags.max_num_batched_tokens or 0
+    v0 = is_v0(flags.version or NEWEST, device)
+    if at_once(flags.version or NEWEST, device, flags.max_model_len or 0):
+        tokens = max(tokens, flags.max_model_len or 0)
+    hidden, tp = model.hidden_size, flags.tensor_parallel_size
+    peak = forward_peak(tokens, _HIDDEN_COPIES, hidden, _widest(model, tp))
+    per_entry = constant("sampler_bytes" if version_of(flags) >= (0, 17, 0) else "sampler_bytes_old")
+    if samples and not v0:
+        logits = sampler_peak(per_entry, flags.max_num_seqs or 0, model.vocab_size or 0)
+        peak = max(peak, logits + forward_peak(tokens, 1, hidden, 0))
+    return peak + constant("workspace_bytes") + _sparse_workspace(model, flags)
+
+
+def _sparse_workspace(model: Model, flags: Deployment) -> float:
+    """Buffers of sparse latent attention and its indexer, sized by max_model_len (flashmla_sparse.py, indexer.py)."""
+    parts = (part for layer in model.layers for part in layer)
+    part = next((p for p in parts if isinstance(p, LatentAttention) and p.index_dim), None)
+    if part is None:
+        return 0.0
+    rows = 5 * 2 * (part.latent + part.rope) + 40 * precision.index_bytes(part.index_dim)
+    return rows * (flags.max_model_len or 0) + 512 * 2**20
+
+
+def _widest(model: Model, tp: int) -> float:
+    """Elements a token of the widest layer: an mlp's gate, up and product, the rows sent to experts, or what goes into
+    a recurrence, before and after its convolution.
+    """
+    hidden, widest, mixed = model.hidden_size, 0.0, 0.0
+    for weight in model.weights:
+        leaf = weight.name.removesuffix(".weight").rsplit(".", 1)[-1]
+        if weight.bucket in ("mlp", "shared") and len(weight.shape) == 2 and weight.shape[-1] == hidden:
+            widest = max(widest, 3 * weight.shape[0] / (2 if "gate_up" in leaf else 1) / tp)
+        if weight.bucket == "experts" and len(weight.shape) >= 2:
+            inner = max(weight.shape[-2:], key=lambda size: size != hidden)
+            if "gate_up" in leaf:
+                inner //= 2
+            widest = max(widest, weight.chosen * (max(2 * inner / tp, hidden) + inner / tp))
+        if weight.bucket == "mixer" and len(weight.shape) == 2 and weight.shape[-1] == hidden:
+            mixed += constant("mixer_copies") * weight.shape[0] / tp
+    return max(widest, mixed)
+
+
+def non_torch(device: Device, flags: Deployment) -> float:
+    """Memory outside of torch's allocator: context, NCCL and custom all-reduce buffers."""
+    recent = version_of(flags) >= (0, 17, 0)
+    if device.generation == "rocm":
+        found = constant("non_torch_rocm")
+    else:
+        found = constant("non_torch" if recent else "non_torch_old")
+    if flags.tensor_parallel_size > 1:
+        link = "collectives" if device.link == "nvlink" else f"collectives_{device.link}"
+        found += constant(link if recent else "collectives_old")
+    return found
+
+
+def graph_estimate(model: Model, device: Device, flags: Deployment) -> float:
+    """The engine's own estimate of its CUDA graphs, which falls with the number of sizes that are captured."""
+    if flags.enforce_eager or (device.generation == "rocm" and version_of(flags) < (0, 33, 0)):
+        return 0.0
+    per_sequence = 1 + flags.num_speculative_tokens
+    largest = min(512, 2 * (flags.max_num_seqs or 256) * per_sequence)
+    sizes = 3 + largest // 8 if largest <= 256 else 35 + (largest - 256) // 16
+    layers = len(model.layers) / flags.pipeline_parallel_size
+    return constant("graph_bytes") * layers * sizes / 51

@@ -1,0 +1,300 @@
+"""What a serving engine will do with a GPU's memory: its budget line by line, its log, and whether it starts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from capplan.capacity.answer import Answer, Working
+from capplan.capacity.engines.budget import Budget, budget, with_defaults
+from capplan.capacity.engines.deployment import Deployment
+from capplan.capacity.engines.device import GIB, Device, device_of
+from capplan.capacity.engines.weights import FORMATS
+from capplan.capacity.questions import terms
+from capplan.errors import CapplanError, InputError
+from capplan.models.resolve import with_tower
+from capplan.models.spec import Model
+from capplan.units import gib, tokens
+
+if TYPE_CHECKING:
+    from capplan.hardware.spec import Gpu
+    from capplan.report import Report
+
+MOST_CHANGES = 5
+_MOST_RANKS = 16
+# fitted constants that a budget of vLLM stands on, said with every answer
+_FITTED = (
+    "activation peak, non-torch memory and the CUDA-graph estimate are fitted to published start-up logs "
+    "(capacity/engines/memory_constants.toml); `capplan validate memory` says how far they are off"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineFit(Answer):
+    """The memory budget of one rank under a serving engine, what its log will say, and whether it starts."""
+
+    question: ClassVar[str] = "engine-fit"
+
+    gpus: int
+    memory_bytes: float
+    requested_bytes: float  # what the engine may use of it
+    weight_bytes: float
+    weight_bytes_by_part: dict[str, float]
+    activation_peak_bytes: float
+    non_torch_bytes: float
+    cuda_graph_bytes: float  # what is taken from the cache for them
+    kv_bytes: float  # negative when there is no room
+    kv_blocks: int | None
+    kv_tokens: int | None  # as the log counts them
+    max_concurrency: float | None  # requests of max_model_len
+    concurrency: dict[str, float | None]  # context -> requests, not rounded
+    log: tuple[str, ...]
+    starts: bool
+    why_not: str | None
+    largest_max_model_len: int | None
+    changes: tuple[dict[str, Any], ...]  # that would make it start, the cheapest first
+
+    @property
+    def fits(self) -> bool:
+        return self.starts
+
+    def sweep(self) -> list[dict[str, Any]]:
+        return [{"context": int(context), "concurrency": each} for context, each in self.concurrency.items()]
+
+    def report(self) -> Report:
+        from capplan.report import Report, Table
+
+        inputs = self.inputs
+        engine = " ".join(part for part in (inputs["engine"], inputs["engine_version"]) if part)
+        where = f"{inputs['model']} under {engine} on {self.gpus} x {inputs['gpu']}"
+        if self.starts:
+            headline = f"{where} starts: {_count(self.kv_tokens)} tokens of KV cache"
+            if self.max_concurrency is not None:
+                headline += f", {self.max_concurrency:.2f} requests of {tokens(inputs['deployment']['max_model_len'])}"
+        else:
+            headline = f"{where} does not start: {self.why_not}"
+        lines = (
+            ("memory", gib(self.memory_bytes), "that a process sees, of one GPU"),
+            (
+                "may be used",
+                gib(self.requested_bytes),
+                f"{100 * self.requested_bytes / self.memory_bytes:.3g}%",
+            ),
+            ("weights", gib(self.weight_bytes), _largest(self.weight_bytes_by_part)),
+            ("activation peak", gib(self.activation_peak_bytes), "of the profiling run"),
+            ("outside of torch", gib(self.non_torch_bytes), "context, collectives"),
+            ("CUDA graphs", gib(self.cuda_graph_bytes), "estimate, taken from the cache"),
+            ("KV cache", gib(self.kv_bytes), f"{_count(self.kv_blocks)} blocks" if self.kv_blocks else ""),
+        )
+        kept = tuple(line for line in lines if line[1] != gib(0.0))
+        tables = [Table(kept)]
+        if self.log:
+            tables.append(Table(tuple((line,) for line in self.log), title="Its log", words=True))
+        if self.concurrency:
+            rows = tuple(
+                (tokens(int(context)), "-" if each is None else f"{each:.2f}")
+                for context, each in self.concurrency.items()
+            )
+            tables.append(Table(rows, ("context", "requests at once")))
+        if self.largest_max_model_len is not None:
+            longest = ((tokens(self.largest_max_model_len),),)
+            tables.append(Table(longest, title="Largest max-model-len that starts"))
+        if self.changes:
+            told = tuple(
+                (each["flags"], gib(each["kv_bytes"]), f"{each['max_concurrency'] or 0:.2f}x")
+                for each in self.changes
+            )
+            tables.append(Table(told, ("would start with", "KV cache", "concurrency")))
+        return Report(headline, tuple(tables), self.assumptions, self.warnings)
+
+
+def _count(number: int | None) -> str:
+    return "-" if number is None else f"{number:,}"
+
+
+def _largest(parts: dict[str, float]) -> str:
+    most = sorted(parts.items(), key=lambda item: -item[1])[:3]
+    return ", ".join(f"{name} {gib(size)}" for name, size in most)
+
+
+def engine_fit(
+    model: str | Model,
+    gpu: str | Gpu,
+    deployment: Deployment | None = None,
+    *,
+    contexts: Sequence[int] | None = None,
+) -> EngineFit:
+    """The memory of one rank under an engine, and whether the engine starts.
+
+    model, gpu: registry names, a path to a config.json, or a Model and a Gpu.
+    deployment: the engine, its version and flags; what is None is the engine's default of that version.
+    contexts: further lengths of a request to count.
+
+    Raises UnknownNameError, DataFileError, InputError.
+
+    >>> from capplan.capacity.engines.deployment import Deployment
+    >>> flags = Deployment(version="0.19.0", gpu_memory_utilization=0.95, max_model_len=8192)
+    >>> round(engine_fit("llama-3.1-8b", "h100-sxm", flags).kv_bytes / 2**30, 1)
+    58.1
+    """
+    spec, card = terms.as_model(model), terms.as_gpu(gpu)
+    spec, towers = with_tower(spec)
+    work = Working()
+    work.assume(*spec.assumptions, *towers)
+    device, asked = device_of(card), _checked(deployment or Deployment())
+    terms.memory(card, "engine", work)
+    rank = budget(spec, device, asked)
+    flags = rank.deployment
+    work.assume(*rank.assumptions)
+    if flags.engine == "vllm":
+        work.assume(_FITTED)
+    at = {length: _at(spec, device, flags, length) for length in contexts or ()}
+    return EngineFit(
+        inputs={
+            "model": spec.id,
+            "gpu": card.id,
+            "engine": flags.engine,
+            "engine_version": flags.version,
+            "deployment": {name: getattr(flags, name) for name in Deployment.__slots__},
+            "contexts": list(contexts or ()),
+        },
+        gpus=flags.tensor_parallel_size * flags.pipeline_parallel_size * flags.data_parallel_size,
+        memory_bytes=rank.total,
+        requested_bytes=rank.requested,
+        weight_bytes=rank.weights,
+        weight_bytes_by_part=rank.weight_parts,
+        activation_peak_bytes=rank.activation_peak,
+        non_torch_bytes=rank.non_torch,
+        cuda_graph_bytes=rank.graphs,
+        kv_bytes=rank.kv,
+        kv_blocks=rank.num_blocks if rank.starts else None,
+        kv_tokens=rank.kv_tokens if rank.starts else None,
+        max_concurrency=rank.max_concurrency if rank.starts else None,
+        concurrency={
+            str(length): each.max_concurrency if each.starts else 0.0 for length, each in at.items()
+        },
+        log=_log(rank),
+        starts=rank.starts,
+        why_not=rank.why_not,
+        largest_max_model_len=_longest(spec, device, rank),
+        changes=() if rank.starts else tuple(_changes(spec, device, rank))[:MOST_CHANGES],
+        **work.shown(),
+    )
+
+
+def _checked(asked: Deployment) -> Deployment:
+    for name in ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"):
+        if not 1 <= getattr(asked, name) <= 1024:
+            raise InputError(f"{name} {getattr(asked, name)} is not a whole number from 1 to 1,024")
+    for name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size"):
+        given = getattr(asked, name)
+        if given is not None and not 1 <= given <= terms.MOST_TOKENS:
+            raise InputError(f"{name} {given} is not a whole number of 1 or more")
+    share = asked.gpu_memory_utilization
+    if share is not None and not 0 < share <= 1:
+        raise InputError(f"gpu_memory_utilization {share} is not a share above 0 and up to 1")
+    if asked.num_speculative_tokens < 0:
+        raise InputError(f"num_speculative_tokens {asked.num_speculative_tokens} is below 0")
+    return asked
+
+
+def _at(model: Model, device: Device, flags: Deployment, length: int) -> Budget:
+    return budget(model, device, replace(flags, max_model_len=terms.whole_tokens(length)))
+
+
+def _log(rank: Budget) -> tuple[str, ...]:
+    """The lines that the engine's log will have, in the words of its version."""
+    flags, kv = rank.deployment, rank.kv / GIB
+    if flags.engine == "sglang":
+        return (f"max_total_num_tokens={rank.kv_tokens}",) if rank.starts else ()
+    if flags.engine == "tensorrt-llm":
+        return (f"Allocated {kv:.2f} GiB for max tokens in paged KV cache ({rank.kv_tokens}).",)
+    loading = f"Model loading took {rank.weights / GIB:.2f} GiB"
+    if not rank.starts and rank.kv <= 0:
+        return (
+            loading,
+            f"Available KV cache memory: {kv:.2f} GiB",
+            "No available memory for the cache blocks.",
+        )
+    lines = [loading, f"Available KV cache memory: {kv:.2f} GiB"]
+    length = flags.max_model_len or 0
+    if not rank.starts:
+        need = rank.allocation.needed_bytes if rank.allocation else None
+        if need is not None:
+            lines.append(
+                f"To serve at least one request with the model's max seq len ({length}), {need / GIB:.2f} GiB KV cache "
+                f"is needed, which is larger than the available KV cache memory ({kv:.2f} GiB)."
+            )
+        return tuple(lines)
+    lines.append(f"GPU KV cache size: {rank.kv_tokens:,} tokens")
+    lines.append(f"Maximum concurrency for {length:,} tokens per request: {rank.max_concurrency:.2f}x")
+    return tuple(lines)
+
+
+def _longest(model: Model, device: Device, rank: Budget) -> int | None:
+    """The largest max_model_len that starts, up to what the model was made for."""
+    if not rank.starts:
+        return rank.longest
+    most = max(model.max_context or 0, rank.deployment.max_model_len or 0)
+    full = _at(model, device, rank.deployment, most)
+    return most if full.starts else full.longest
+
+
+# --- what would make it start ---------------------------------------------------------------------------------
+
+
+def _changes(model: Model, device: Device, rank: Budget) -> Iterator[dict[str, Any]]:
+    """Changes that do, each recomputed: flags before precision before further GPUs."""
+    flags = rank.deployment
+    for text, changed in _candidates(model, rank):
+        try:
+            found = budget(model, device, with_defaults(model, device, changed))
+        except CapplanError:
+            continue  # heads or layers that can't be divided so
+        if found.starts:
+            yield {
+                "flags": text,
+                "kv_bytes": found.kv,
+                "kv_tokens": found.kv_tokens,
+                "max_concurrency": found.max_concurrency,
+                "max_model_len": found.deployment.max_model_len,
+                "gpus": changed.tensor_parallel_size
+                * flags.pipeline_parallel_size
+                * flags.data_parallel_size,
+            }
+            if changed.tensor_parallel_size > flags.tensor_parallel_size:
+                return  # the fewest GPUs that do
+
+
+def _candidates(model: Model, rank: Budget) -> Iterator[tuple[str, Deployment]]:
+    flags = rank.deployment
+    if flags.gpu_memory_utilization is not None and flags.gpu_memory_utilization < 0.95:
+        yield "--gpu-memory-utilization 0.95", replace(flags, gpu_memory_utilization=0.95)
+    blocks = rank.allocation.num_blocks if rank.allocation else None
+    seqs = flags.max_num_seqs or 0
+    if fewer := _power_below(min(seqs, blocks + 1) if blocks else seqs):
+        yield f"--max-num-seqs {fewer}", replace(flags, max_num_seqs=fewer)
+    if rank.longest:
+        yield f"--max-model-len {rank.longest}", replace(flags, max_model_len=rank.longest)
+    if flags.kv_cache_dtype == "auto":
+        yield "--kv-cache-dtype fp8", replace(flags, kv_cache_dtype="fp8")
+    if rank.graphs and not flags.enforce_eager:
+        yield "--enforce-eager", replace(flags, enforce_eager=True)
+    if flags.quantization is None and model.quantization is None:
+        for quant in ("fp8", "int4"):
+            assert quant in FORMATS
+            yield f"a build in {quant}", replace(flags, quantization=quant)
+    ranks = 2 * flags.tensor_parallel_size
+    while ranks <= _MOST_RANKS:
+        yield f"--tensor-parallel-size {ranks}", replace(flags, tensor_parallel_size=ranks)
+        ranks *= 2
+
+
+def _power_below(count: int) -> int:
+    """The largest power of two below a number; 0 for none.
+
+    >>> _power_below(1024), _power_below(939), _power_below(1)
+    (512, 512, 0)
+    """
+    return 1 << (count - 1).bit_length() - 1 if count > 1 else 0
