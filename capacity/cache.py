@@ -159,7 +159,8 @@ def _streams(
 def _attention(part: Attention, kv: str, tp: int, view: View) -> Iterator[Stream]:
     if part.shared:
         return
-    heads = heads_per_rank(part.kv_heads, tp)
+    repeated = part.repeated and view == "transformers"
+    heads = heads_per_rank(part.heads if repeated else part.kv_heads, tp)
     size = heads * precision.head_bytes(kv, part.head_dim, part.v_head_dim)
     words = f"{heads} KV heads x ({part.head_dim} + {part.v_head_dim}) in {kv}"
     if part.cross:

@@ -9,7 +9,19 @@ from capplan.hardware.spec import Gpu
 
 _ASIDE = re.compile(r"\(.*?\)")
 _SIZE = re.compile(r"^(\d{1,4})\s*gi?b$")
-_NOISE = ("nvidia", "amd", "intel", "instinct", "geforce", "radeon", "tesla", "ai", "gpu", "edition", "generation")
+_NOISE = (
+    "nvidia",
+    "amd",
+    "intel",
+    "instinct",
+    "geforce",
+    "radeon",
+    "tesla",
+    "ai",
+    "gpu",
+    "edition",
+    "generation",
+)
 _FINER = ("blackwell", "server", "workstation", "ada", "hbm3", "hbm3e", "sxm", "pcie")
 
 
@@ -19,7 +31,9 @@ def card(name: str) -> Gpu | None:
     >>> card("NVIDIA H100 80GB").id, card("NVIDIA A100 40GB").id, card("AMD Instinct MI300X 192GB").id
     ('h100-sxm', 'a100-sxm-40', 'mi300x')
     """
-    words = [word for word in re.split(r"[\s_-]+", _ASIDE.sub(" ", name).lower()) if word not in ("", *_NOISE)]
+    words = [
+        word for word in re.split(r"[\s_-]+", _ASIDE.sub(" ", name).lower()) if word not in ("", *_NOISE)
+    ]
     plain = [word for word in words if not _SIZE.match(word)]
     coarse = [word for word in plain if word not in _FINER]
     sized = [word.replace("gib", "gb") for word in words]

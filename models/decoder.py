@@ -13,6 +13,7 @@ ROUTING = (
     *("output_router_logits", "router_aux_loss_coef", "router_jitter_noise", "router_z_loss_coef", "seq_aux"),
     *("aux_loss_alpha", "aux_loss_coef", "moe_router_dtype", "ep_size", "expert_dropout", "input_jitter_noise"),
     *("router_scaling_factor", "moe_router_scaling_factor", "moe_routed_scaling_factor", "route_scale", "route_norm"),
+    *("moe_router_enable_expert_bias", "moe_router_use_sigmoid", "router_dtype", "score_function"),
 )  # fmt: skip
 
 

@@ -18,6 +18,7 @@ from capplan.models import registry
 from capplan.models.spec import Model, Weight
 
 _ASIDE = re.compile(r"\(.*?\)|\[.*?\]")
+_Row = tuple[str, tuple[str, ...], dict[str, Any]]  # its id, what was assumed, the rule of another name
 _DATE = re.compile(r"\d{4}|\d{6}|\d{8}")
 
 
@@ -117,10 +118,8 @@ def _rows(_names: frozenset[str]) -> dict[tuple[str, ...], dict[str, str | None]
     return found
 
 
-def _row(words: tuple[str, ...], quant: str | None, name: str) -> tuple[str, tuple[str, ...], dict[str, Any]]:
-    """The id of the one row that answers to the words, what was assumed, and the rule of another name if one was
-    used.
-    """
+def _row(words: tuple[str, ...], quant: str | None, name: str) -> _Row:
+    """The one row that answers to the words."""
     rows = _rows(frozenset(registry.names()))
     if words in rows:
         return _one(rows[words], quant, name), (), {}
@@ -129,26 +128,28 @@ def _row(words: tuple[str, ...], quant: str | None, name: str) -> tuple[str, tup
     if fewer in rows and fewer:
         row = _one(rows[fewer], quant, name)
         return row, (f"{name}: taken to have the dimensions of {row}",), {}
-    spelt = "-".join(fewer)
-    for same in sorted(_rules()["same"], key=lambda same: -len(same["name"])):
-        rest = spelt.removeprefix(same["name"]) if spelt.startswith(same["name"]) else None
-        if rest is None or (rest and not rest.startswith("-")):
-            continue
-        if "sizes" in same and rest.strip("-") not in same["sizes"]:
-            continue
-        target, _ = _plain(same["row"] + rest)
-        if target in rows:
-            row = _one(rows[target], quant, name)
-            return row, (f"{name}: taken as {row}; {same['why']}",), same
-        if target != words:
-            try:
-                row, before, deeper = _row(target, quant, name)
-            except InputError:
-                continue
-            return row, (*before, f"{name}: {same['why']}"), {**deeper, **same}
+    found = _renamed("-".join(words), quant, name) or _renamed("-".join(fewer), quant, name)
+    if found:
+        return found
     nearest = near_misses("-".join(words), ["-".join(known) for known in rows])
     hint = f"; did you mean {' or '.join(map(repr, nearest))}?" if nearest else ""
     raise InputError(f"model {name[:80]!r} is no row of the registry{hint} (capplan models)")
+
+
+def _renamed(spelt: str, quant: str | None, name: str) -> _Row | None:
+    """The row of a family that goes by another name too; the longest name counts."""
+    for same in sorted(_rules()["same"], key=lambda same: -len(same["name"])):
+        rest = spelt.removeprefix(same["name"])
+        if rest == spelt or (rest and not rest.startswith("-")):
+            continue
+        if "sizes" in same and rest.strip("-") not in same["sizes"]:
+            continue
+        try:
+            row, before, deeper = _row(_plain(same["row"] + rest)[0], quant, name)
+        except InputError:
+            continue
+        return row, (*before, f"{name}: taken as {row}; {same['why']}"), {**deeper, **same}
+    return None
 
 
 def _one(candidates: dict[str, str | None], quant: str | None, name: str) -> str:

@@ -32,6 +32,11 @@ LINES: dict[str, list[str]] = {
         "fit 70b-class --gpu gaudi3 --tier whiteboard",
         "fit llama-3.1-8b --gpu l4 --reserve 30GiB",
     ],
+    "engine-fit": [
+        "fit llama-3.1-8b --gpu h100 --engine vllm",
+        "fit llama-3.3-70b --gpu h100 --engine-version 0.19.0 --context 8k",
+        "fit qwen3-8b --gpu l4 --engine sglang",
+    ],
     "roofline": ["roofline llama-3.3-70b --gpu h200 --weights fp8", "roofline phi-2 --gpu t4 --context 1k"],
     "prefill": ["prefill llama-3.3-70b --gpu h200", "prefill opt-13b --gpu mi300x --utilisation 1"],
     "whiteboard": [
@@ -44,7 +49,9 @@ LINES: dict[str, list[str]] = {
     "models": ["models", "models --filter nothing-like-it"],
     "model": ["models llama-3.3-70b", "models 70b-class", f"models {CONFIG}"],
     "explain": ["explain", "explain kv_tokens"],
+    "check": [f"check {ROOT / 'tests/engines/startups/vllm-0.19.0.log'}"],
     "validate-allocator": [f"validate allocator {ROOT / 'tests/engines/rows.csv'}"],
+    "validate-memory": [f"validate memory {ROOT / 'examples/engine_memory.csv'}"],
 }
 CASES = [(name, line) for name, lines in LINES.items() for line in lines]
 

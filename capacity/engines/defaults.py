@@ -40,8 +40,9 @@ def version_on(day: date) -> str:
     >>> version_on(date(2025, 10, 31))
     '0.11.0'
     """
-    found = [version for version, released in data()["releases"].items() if released <= day]
-    return found[-1] if found else next(iter(data()["releases"]))
+    releases: dict[str, date] = data()["releases"]
+    found = [version for version, released in releases.items() if released <= day]
+    return found[-1] if found else next(iter(releases))
 
 
 def defaults(version: str) -> dict[str, Any]:

@@ -7,6 +7,7 @@ Flags were read in the sources of vLLM 0.6.6 to 0.33.0, SGLang 0.4.6 to 0.5.23 a
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from collections.abc import Iterable, Iterator
 
@@ -50,6 +51,9 @@ def emit(deployment: Deployment, model: str, engine: str | None = None) -> str:
         raise UnknownNameError("engine", engine or deployment.engine, ENGINES, "vllm, sglang or trtllm")
     if not model.strip() or model.startswith("-"):
         raise InputError(f"model {model!r} is no name that an engine could load")
+    for said in (deployment.kv_cache_dtype, deployment.quantization, deployment.speculative_method):
+        if said is not None and not re.fullmatch(r"[\w.-]{1,40}", said):
+            raise InputError(f"{said[:40]!r} is no value of a flag")
     if name == "vllm":
         lines = _vllm(deployment, model, deployment.version if deployment.engine == "vllm" else None)
     elif name == "sglang":

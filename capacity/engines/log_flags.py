@@ -83,12 +83,13 @@ _SHARES = frozenset(("gpu_memory_utilization",))
 _SWITCHES = frozenset(
     ("enable_expert_parallel", "enforce_eager", "enable_prefix_caching", "disable_radix_cache")
 )
+# a value that the line is cut in is none
 _PAIR = re.compile(
-    rb"(?<!\w)(\w{1,64})['\"]?\s?[:=]\s?(?:\[\s?)?('[^'\n]{0,%d}'|\"[^\"\n]{0,%d}\"|[^,\s{}()\[\]'\"]{1,%d})"
+    rb"(?<!\w)(\w{1,64})['\"]?\s?[:=]\s?(?:\[\s?)?('[^'\n]{0,%d}'|\"[^\"\n]{0,%d}\"|[^,=\s{}()\[\]'\"]{1,%d}+(?=[,\s{}()\[\]'\"]))"
     % (MOST_TEXT, MOST_TEXT, MOST_TEXT)
 )
 _METHOD = re.compile(
-    rb"speculative_config['\"]?\s?[:=].{0,20}?['\"]?method['\"]?\s?[:=]\s?['\"]([\w-]{1,40})['\"]"
+    rb"speculative_config['\"]?\s?[:=](?!\s?None).{0,150}?['\"]?method['\"]?\s?[:=]\s?['\"]([\w-]{1,40})['\"]"
 )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-NUMBER = rb"-?\d{1,12}(?:\.\d{1,9})?"  # 12.34
+NUMBER = rb"-?\d{1,12}(?:\.\d{1,20})?"  # 12.34
 COUNT = rb"[\d,]{1,20}"  # 203,104
 
 

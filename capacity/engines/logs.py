@@ -126,7 +126,7 @@ class _Reading:
         self.failures: dict[str, Failure] = {}  # the first of a kind
         self.opened: set[tuple[bytes, str]] = set()
         self.ready = False
-        self.starts = self.recognised = self.unread = 0
+        self.starts = self.recognised = self.unread = self.cut = 0
         self.unread_lines: list[int] = []
         self.forms = {anchor: [f for f in FORMS if f.anchor == anchor] for anchor in ANCHORS}
         self.counts: dict[Form, int] = {}
@@ -141,7 +141,8 @@ class _Reading:
             for start, end, known in self.hits(piece, at):
                 number += piece.count(b"\n", at, start)
                 at = start
-                self.line(piece[start : min(end, start + LONGEST_LINE)], number, known)
+                self.cut += end - start > LONGEST_LINE
+                self.line(piece[start : min(end + 1, start + LONGEST_LINE)], number, known)
                 if self.stopped is not None or (serving and not self.ready):
                     break
             else:
@@ -195,8 +196,7 @@ class _Reading:
             if value is not None:
                 self.keep(known, name, value, rank, number)
         if known.flags:
-            after = text[text.find(known.phrase) :]
-            self.flags.setdefault(known.engine, {}).update(log_flags.settings(known.engine, after))
+            self.flags.setdefault(known.engine, {}).update(log_flags.settings(known.engine, text))
 
     def open(self, known: Form, rank: str) -> None:
         """The same opening of the same rank once more: the engine was started anew, and what it said is void."""
@@ -270,7 +270,7 @@ def read_log(stream: BinaryIO) -> StartupLog:
         recognised=reading.recognised,
         unread=reading.unread,
         unread_lines=tuple(reading.unread_lines),
-        cut=cut,
+        cut=cut + reading.cut,
         binary=binary,
         stopped_at=reading.stopped,
     )
@@ -306,13 +306,19 @@ def _pieces(stream: BinaryIO) -> Iterator[tuple[bytes, int]]:
 
 
 def _texts(raw: bytes) -> list[bytes]:
-    """The messages of a line: out of its JSON, where it is that, and without colours."""
+    """The messages of a line: out of its JSON, where it is that, and without colours.
+
+    One that was cut short has no line end, so that a number at its end is not taken for whole.
+    """
     texts = [raw]
     if raw.lstrip()[:1] == b"{":
         message = _message(raw)
         if message is None:  # cut short, or not what it looked like
-            message = raw.replace(b"\\n", b"\n").replace(b'\\"', b'"').replace(b"\\u001b", b"\x1b")
-        texts = message.split(b"\n")
+            texts = (
+                raw.replace(b"\\n", b"\n").replace(b'\\"', b'"').replace(b"\\u001b", b"\x1b").splitlines(True)
+            )
+        else:
+            texts = [line + b"\n" for line in message.split(b"\n")]
     return [_ANSI.sub(b"", text) if b"\x1b" in text else text for text in texts]
 
 
@@ -335,7 +341,8 @@ def _rank(text: bytes) -> str:
     head = text[:400]
     if found := _SGLANG.search(head):
         return found[1].decode().strip()
-    if found := _PROCESS.search(head):
+    if processes := list(_PROCESS.finditer(head)):
+        found = processes[-1]  # inside of those that pass its lines on
         if parts := _PARTS.findall(found[1]):
             return b" ".join(parts).decode()
         if found[2]:

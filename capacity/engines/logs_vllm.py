@@ -16,7 +16,7 @@ FORMS = (
     # engine/llm_engine.py (V0: "an LLM engine"), v1/engine/core.py
     form("vllm", "0.6.6", b"LLM engine (v", b"LLM engine (v", rb"LLM engine \(v(?P<version>[^)\s]{1,40})\) with config", flags=True, opens=True),
     # config/scheduler.py
-    form("vllm", "0.6.6", b"max_", b"prefill is enabled with", rb"max_num_batched_tokens=(?P<max_num_batched_tokens>\d{1,9})"),
+    form("vllm", "0.6.6", b"max_", b"prefill is enabled with", rb"max_num_batched_tokens=(?P<max_num_batched_tokens>\d{1,9})\."),
     # platforms/interface.py: hybrids whose block is raised
     form("vllm", "0.11.0", b"block", b"attention block size to ", rb"block size to (?P<block_size>\d{1,7}) tokens"),
     # worker/model_runner.py: "GB" is GiB

@@ -7,8 +7,10 @@ from capplan.capacity.engines.defaults import NEWEST, at_once, constant, is_v0, 
 from capplan.capacity.engines.deployment import Deployment
 from capplan.capacity.engines.device import Device
 from capplan.capacity.formula import formula
-from capplan.models.spec import LatentAttention, Model
+from capplan.models.spec import LatentAttention, Model, State
 
+_SAMPLER_BYTES = 2 + 4 + 4 + 4  # logits in 16 bit, in fp32, probabilities, noise (v1/sample, 0.17 to 0.33)
+_SORTED_BELOW = 8  # sequences: a kernel of its own replaces the sort from there
 _HIDDEN_COPIES = 3  # rows that live beside a layer's own: what goes in, the residual, what comes out
 
 
@@ -32,9 +34,9 @@ def sampler_peak(bytes_per_entry: float, sequences: float, vocabulary: float) ->
     float
         Peak of the sampler :math:`S` [byte]
 
-    Validity: vLLM V1; c is 37.7 up to 0.16 and 14 from 0.17.
+    Validity: vLLM V1; c is 14 from 0.17, where a kernel replaces the sort; before, 37.7.
     Not counted: hidden states of the batch, workspaces of kernels.
-    Source: published start-up logs of vLLM 0.11 to 0.19 on H100 (memory_constants.toml).
+    Source: vLLM 0.19.0, v1/sample/ops/topk_topp_sampler.py; published start-up logs (memory_constants.toml).
 
     Llama 3 with 1,024 sequences:
 
@@ -45,10 +47,10 @@ def sampler_peak(bytes_per_entry: float, sequences: float, vocabulary: float) ->
 
 
 @formula
-def forward_peak(tokens: float, hidden_copies: float, hidden: float, inner: float) -> float:
+def forward_peak(tokens: float, hidden_copies: float, hidden_bytes: float, inner_bytes: float) -> float:
     r"""Activations of a forward pass without a cache: rows of hidden states, and the widest layer's own.
 
-    .. math:: A = 2 \, T \, (k \, d + w)
+    .. math:: A = T \, (k \, d + w)
 
     Parameters
     ----------
@@ -56,24 +58,26 @@ def forward_peak(tokens: float, hidden_copies: float, hidden: float, inner: floa
         Tokens of the batch :math:`T` [token]
     hidden_copies : float
         Rows of hidden states that live at a time :math:`k` [-]
-    hidden : float
-        Width of the hidden states :math:`d` [-]
-    inner : float
-        Elements a token of the widest layer: gate, up and product of an mlp, on a rank :math:`w` [-]
+    hidden_bytes : float
+        A row of hidden states :math:`d` [byte/token]
+    inner_bytes : float
+        What the widest layer holds of a token: gate, up and product of an mlp, on a rank :math:`w` [byte/token]
 
     Returns
     -------
     float
-        Activations in 16 bit :math:`A` [byte]
+        Activations :math:`A` [byte]
 
     Validity: vLLM's profiling run with compiled or plain layers.
     Not counted: kernels' workspaces.
     Source: vllm issue 10517, 29,000 tokens of Llama 3.1 8B peak at 2.99 GiB.
 
-    >>> round(forward_peak(tokens=29000, hidden_copies=3, hidden=4096, inner=3 * 14336) / 2**30, 2)
+    >>> hidden, inner = 2 * 4096, 2 * 3 * 14336
+    >>> peak = forward_peak(tokens=29000, hidden_copies=3, hidden_bytes=hidden, inner_bytes=inner)
+    >>> round(peak / 2**30, 2)
     2.99
     """
-    return 2 * tokens * (hidden_copies * hidden + inner)
+    return tokens * (hidden_copies * hidden_bytes + inner_bytes)
 
 
 @formula
@@ -132,9 +136,10 @@ def activation_peak(model: Model, device: Device, flags: Deployment, *, samples:
     v0 = is_v0(flags.version or NEWEST, device)
     if at_once(flags.version or NEWEST, device, flags.max_model_len or 0):
         tokens = max(tokens, flags.max_model_len or 0)
-    hidden, tp = model.hidden_size, flags.tensor_parallel_size
-    peak = forward_peak(tokens, _HIDDEN_COPIES, hidden, _widest(model, tp))
-    per_entry = constant("sampler_bytes" if version_of(flags) >= (0, 17, 0) else "sampler_bytes_old")
+    hidden, tp = 2 * model.hidden_size, flags.tensor_parallel_size  # in 16 bit
+    peak = forward_peak(tokens, _HIDDEN_COPIES, hidden, 2 * _widest(model, tp))
+    sorts = version_of(flags) < (0, 17, 0) or (flags.max_num_seqs or 0) < _SORTED_BELOW
+    per_entry = constant("sampler_sorting_bytes") if sorts else _SAMPLER_BYTES
     if samples and not v0:
         logits = sampler_peak(per_entry, flags.max_num_seqs or 0, model.vocab_size or 0)
         peak = max(peak, logits + forward_peak(tokens, 1, hidden, 0))
@@ -153,9 +158,11 @@ def _sparse_workspace(model: Model, flags: Deployment) -> float:
 
 def _widest(model: Model, tp: int) -> float:
     """Elements a token of the widest layer: an mlp's gate, up and product, the rows sent to experts, or what goes into
-    a recurrence, before and after its convolution.
+    a recurrence, before and after its convolution and in the chunks of its kernel.
     """
     hidden, widest, mixed = model.hidden_size, 0.0, 0.0
+    kinds = {part.kind for layer in model.layers for part in layer if isinstance(part, State)}
+    copies = constant("mixer_copies") if kinds & {"gdn", "kda"} else 2
     for weight in model.weights:
         leaf = weight.name.removesuffix(".weight").rsplit(".", 1)[-1]
         if weight.bucket in ("mlp", "shared") and len(weight.shape) == 2 and weight.shape[-1] == hidden:
@@ -166,7 +173,7 @@ def _widest(model: Model, tp: int) -> float:
                 inner //= 2
             widest = max(widest, weight.chosen * (max(2 * inner / tp, hidden) + inner / tp))
         if weight.bucket == "mixer" and len(weight.shape) == 2 and weight.shape[-1] == hidden:
-            mixed += constant("mixer_copies") * weight.shape[0] / tp
+            mixed += copies * weight.shape[0] / tp
     return max(widest, mixed)
 
 
@@ -175,6 +182,8 @@ def non_torch(device: Device, flags: Deployment) -> float:
     recent = version_of(flags) >= (0, 17, 0)
     if device.generation == "rocm":
         found = constant("non_torch_rocm")
+        if not is_v0(flags.version or NEWEST, device) and version_of(flags) < (0, 13, 0):
+            found += constant("rocm_attention_bytes")
     else:
         found = constant("non_torch" if recent else "non_torch_old")
     if flags.tensor_parallel_size > 1:

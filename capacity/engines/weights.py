@@ -111,16 +111,18 @@ def rank_weights(
     dp: int = 1,
     expert_parallel: bool = False,
     drafts: bool = False,
+    rocm: bool = False,
 ) -> RankWeights:
     """Weights of a rank.
 
     expert_parallel: whole experts on each rank; otherwise every expert is divided, over data-parallel ranks too.
     drafts: with the draft (MTP) layers, which are loaded under speculation, on the last stage.
+    rocm: padded for ROCm's kernels.
     """
     if not model.weights:
         total = model.parameters_total * precision.WEIGHTS[model.dtype]
         return RankWeights({"stated": total / tp / pp}, (total / tp / pp,))
-    share = _Share(model, tp, dp, expert_parallel)
+    share = _Share(model, tp, dp, expert_parallel, MXFP4_PADDING[1 if rocm else 0])
     layers = share.parts(weight for weight in model.weights if ".N" in weight.name)
     once = share.parts(weight for weight in model.weights if ".N" not in weight.name)
     tower = sum(share.parts(model.tower_weights).values())
@@ -193,8 +195,8 @@ def vocabulary_rows(vocabulary: float, tensor_parallel_size: float) -> float:
 class _Share:
     """How much of every tensor a rank holds."""
 
-    def __init__(self, model: Model, tp: int, dp: int, expert_parallel: bool) -> None:
-        self.model, self.tp = model, tp
+    def __init__(self, model: Model, tp: int, dp: int, expert_parallel: bool, padding: int) -> None:
+        self.model, self.tp, self.padding = model, tp, padding
         self.expert_ranks, self.whole_experts = tp * dp, expert_parallel
         self.attention = _first(model, Attention)
         self.latent, self.state = _first(model, LatentAttention), _first(model, State)
@@ -261,7 +263,7 @@ class _Share:
         inner = piece.columns if piece.rows in (hidden, 2 * hidden) else piece.rows
         inner = piece.columns if hidden == piece.columns == piece.rows else inner
         of_rank = inner if self.whole_experts else inner / self.expert_ranks
-        to_inner, to_hidden = MXFP4_PADDING
+        to_inner, to_hidden = self.padding, MXFP4_PADDING[1]
         padded = to_inner * ceil(of_rank / to_inner) / of_rank
         return padded * to_hidden * ceil(hidden / to_hidden) / hidden
 

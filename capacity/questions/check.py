@@ -202,6 +202,8 @@ def _deployment(log: StartupLog, engine: str, given: dict[str, Any], work: Worki
         said["enable_prefix_caching"] = False
     if pinned := log.least("pinned_bytes"):
         said["kv_cache_memory_bytes"] = int(pinned.value)
+    if ranks := log.least("context_ranks"):
+        said.setdefault("decode_context_parallel_size", int(ranks.value))
     if "max_model_len" not in said and (context := log.least("context")):
         said["max_model_len"] = int(context.value)
     if unknown := next((name for name in given if name not in known), None):
@@ -230,9 +232,11 @@ def _model(log: StartupLog, given: str | None, work: Working) -> Resolved | None
     stored = str(log.flags.get("quantization") or "")
     if given is not None:
         try:
-            return resolve(given, stored)
+            found = resolve(given, stored)
         except CapplanError:
             return Resolved(terms.as_model(given), None)
+        work.assume(*found.assumptions)
+        return found
     names = [
         name for key in ("model", "served_model_name") if isinstance(name := log.flags.get(key), str) and name
     ]
@@ -304,15 +308,16 @@ def _predict(
 def _doubts(log: StartupLog, work: Working) -> None:
     """What was not read, or may be another than it seems."""
     if log.unread:
-        where = ", ".join(f"{number:,}" for number in log.unread_lines[:5])
-        more = ", ..." if log.unread > 5 else ""
+        where = ", ".join(f"{number:,}" for number in log.unread_lines[:5]) + (
+            ", ..." if log.unread > 5 else ""
+        )
         work.warn(
-            f"{log.unread:,} lines with a known phrase could not be read, cut short or worded anew: line {where}{more}"
+            f"lines with a known phrase that could not be read, cut short or worded anew: {log.unread:,} (line {where})"
         )
     if log.cut:
-        work.warn(f"{log.cut:,} lines are longer than what is read of a line, and were cut")
+        work.warn(f"lines longer than what is read of a line, and cut: {log.cut:,}")
     if log.binary:
-        work.warn(f"{log.binary:,} null bytes: the log is not all text")
+        work.warn(f"the log is not all text: {log.binary:,} null bytes")
     if log.stopped_at is not None:
         work.warn(
             f"there was no end to lines that look like a start-up: what follows line {log.stopped_at:,} was not read"

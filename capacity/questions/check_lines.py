@@ -22,7 +22,10 @@ _SHARE = {
     "weights": 0.04,
     "activation peak": 0.25,
     "outside of torch": 0.5,
+    "consumed": 0.04,  # weights and what is outside of torch: one figure from 0.29
+    "peak and graphs": 0.25,
     "CUDA graphs": 0.5,
+    "graph estimate": 0.5,
     "KV memory": 0.10,
     "KV blocks": 0.10,
     "KV tokens": 0.10,
@@ -32,7 +35,10 @@ _BYTES = {
     "weights": 0.05 * GIB,
     "activation peak": 0.5 * GIB,
     "outside of torch": 0.5 * GIB,
+    "consumed": 0.5 * GIB,
+    "peak and graphs": GIB,
     "CUDA graphs": GIB,
+    "graph estimate": GIB,
 }
 _GIVEN = (
     0.01  # how far blocks, tokens and concurrency may be off, given the memory that the log says they have
@@ -107,6 +113,11 @@ def cache_memory(log: StartupLog) -> Measured | None:
     return Measured("kv_bytes", both, half, keys.rank, keys.line)
 
 
+def _pools(log: StartupLog) -> bool:
+    """Whether SGLang has pools beside that of the cache, for states or windows."""
+    return bool(log.most("conv_bytes") or log.most("window_tokens"))
+
+
 def compared(log: StartupLog, found: Predictions | None) -> Iterator[Line]:
     """Every line of the log that has a prediction, in the order of a start-up."""
     terms: list[tuple[str, str, Callable[[Budget], float]]] = [
@@ -117,7 +128,14 @@ def compared(log: StartupLog, found: Predictions | None) -> Iterator[Line]:
         terms += [
             ("activation peak", "activation_bytes", lambda budget: budget.activation_peak),
             ("outside of torch", "non_torch_bytes", lambda budget: budget.non_torch),
+            ("consumed", "consumed_bytes", lambda budget: budget.weights + budget.non_torch),
+            (
+                "peak and graphs",
+                "activation_graphs_bytes",
+                lambda budget: budget.activation_peak + budget.graphs,
+            ),
             ("CUDA graphs", "graphs_bytes", lambda budget: budget.graph_memory),
+            ("graph estimate", "graphs_estimate_bytes", lambda budget: budget.graph_memory),
         ]
     for name, key, term in terms:
         if (most := log.most(key)) is not None:
@@ -125,25 +143,30 @@ def compared(log: StartupLog, found: Predictions | None) -> Iterator[Line]:
     memory = cache_memory(log)
     if memory is not None:
         yield _memory(log, memory, found)
+    if _pools(log):
+        memory = None  # that of one pool does not say what all hold
     for name, measured, get in (
         ("KV blocks", log.least("blocks"), lambda budget: budget.num_blocks),
         ("KV tokens", log.least("tokens"), lambda budget: budget.kv_tokens),
         ("concurrency", log.least("concurrency"), lambda budget: budget.max_concurrency),
     ):
-        if measured is not None:
+        if measured is not None and (log.engine == "vllm" or name != "KV blocks"):
             yield _capacity(name, measured, memory, get, log, found)
 
 
 def _near(name: str, predicted: float, measured: Measured) -> bool:
-    allowed = max(_SHARE[name] * abs(measured.value), _BYTES.get(name, 0.0), measured.half_digit)
-    return abs(predicted - measured.value) <= allowed
+    return abs(predicted - measured.value) <= _allowed(name, measured)
+
+
+def _allowed(name: str, measured: Measured) -> float:
+    return max(_SHARE[name] * abs(measured.value), _BYTES.get(name, 0.0), measured.half_digit)
 
 
 def _term(name: str, measured: Measured, predicted: float | None) -> Line:
     if predicted is None:
         return Line(name, "byte", None, measured.value, measured.line, NOT_PREDICTED, "")
     near = _near(name, predicted, measured)
-    why = "within the stated error" if near else ""
+    why = f"within {gib(_allowed(name, measured))}" if near else ""
     if not near and name == "memory":
         why = "another card than named, or a part of one"
     return Line(name, "byte", predicted, measured.value, measured.line, AGREES if near else UNEXPLAINED, why)
@@ -159,10 +182,10 @@ def _memory(log: StartupLog, measured: Measured, found: Predictions | None) -> L
         return line(None, NOT_PREDICTED, "")
     predicted = found.alone.kv
     if _near("KV memory", predicted, measured):
-        return line(predicted, AGREES, "within the stated error")
+        return line(predicted, AGREES, f"within {_SHARE['KV memory']:.0%}")
     if cause := pinned(log):
         return line(predicted, EXPLAINED, cause)
-    if log.most("conv_bytes") or log.most("window_tokens"):
+    if _pools(log):
         return line(predicted, EXPLAINED, "states or windows have a pool of their own beside it")
     given = found.with_terms.kv
     if given != predicted and _near("KV memory", given, measured):
@@ -206,7 +229,7 @@ def _capacity(
     if predicted is None:
         return line(None, NOT_PREDICTED, "not on record for this version")
     if _near(name, predicted, measured):
-        return line(predicted, AGREES, "within the stated error")
+        return line(predicted, AGREES, f"within {_SHARE[name]:.0%}")
     if cause := pinned(log):
         return line(predicted, EXPLAINED, cause)
     return line(predicted, UNEXPLAINED, "")

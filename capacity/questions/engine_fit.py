@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from capplan.capacity.answer import Answer, Working
-from capplan.capacity.engines.budget import Budget, budget, with_defaults
+from capplan.capacity.engines.budget import Budget, budget
 from capplan.capacity.engines.deployment import Deployment
 from capplan.capacity.engines.device import GIB, Device, device_of
 from capplan.capacity.engines.weights import FORMATS
@@ -220,7 +220,7 @@ def _log(rank: Budget) -> tuple[str, ...]:
     lines = [loading, f"Available KV cache memory: {kv:.2f} GiB"]
     length = flags.max_model_len or 0
     if not rank.starts:
-        need = rank.allocation.needed_bytes if rank.allocation else None
+        need = rank.pool.needed_bytes
         if need is not None:
             lines.append(
                 f"To serve at least one request with the model's max seq len ({length}), {need / GIB:.2f} GiB KV cache "
@@ -235,10 +235,10 @@ def _log(rank: Budget) -> tuple[str, ...]:
 def _longest(model: Model, device: Device, rank: Budget) -> int | None:
     """The largest max_model_len that starts, up to what the model was made for."""
     if not rank.starts:
-        return rank.longest
+        return rank.pool.longest
     most = max(model.max_context or 0, rank.deployment.max_model_len or 0)
     full = _at(model, device, rank.deployment, most)
-    return most if full.starts else full.longest
+    return most if full.starts else full.pool.longest
 
 
 # --- what would make it start ---------------------------------------------------------------------------------
@@ -249,7 +249,7 @@ def _changes(model: Model, device: Device, rank: Budget) -> Iterator[dict[str, A
     flags = rank.deployment
     for text, changed in _candidates(model, rank):
         try:
-            found = budget(model, device, with_defaults(model, device, changed))
+            found = budget(model, device, changed)
         except CapplanError:
             continue  # heads or layers that can't be divided so
         if found.starts:
@@ -271,12 +271,12 @@ def _candidates(model: Model, rank: Budget) -> Iterator[tuple[str, Deployment]]:
     flags = rank.deployment
     if flags.gpu_memory_utilization is not None and flags.gpu_memory_utilization < 0.95:
         yield "--gpu-memory-utilization 0.95", replace(flags, gpu_memory_utilization=0.95)
-    blocks = rank.allocation.num_blocks if rank.allocation else None
+    blocks = rank.num_blocks
     seqs = flags.max_num_seqs or 0
     if fewer := _power_below(min(seqs, blocks + 1) if blocks else seqs):
         yield f"--max-num-seqs {fewer}", replace(flags, max_num_seqs=fewer)
-    if rank.longest:
-        yield f"--max-model-len {rank.longest}", replace(flags, max_model_len=rank.longest)
+    if rank.pool.longest:
+        yield f"--max-model-len {rank.pool.longest}", replace(flags, max_model_len=rank.pool.longest)
     if flags.kv_cache_dtype == "auto":
         yield "--kv-cache-dtype fp8", replace(flags, kv_cache_dtype="fp8")
     if rank.graphs and not flags.enforce_eager:

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from capplan import units
 from capplan.capacity.answer import Answer, Working
 from capplan.capacity.questions.terms import (
     as_model,
@@ -17,7 +16,6 @@ from capplan.capacity.questions.terms import (
     request_bytes,
 )
 from capplan.models.spec import Attention, Model
-from capplan.units import gib, tokens
 
 if TYPE_CHECKING:
     from capplan.report import Report
@@ -42,7 +40,9 @@ class Kv(Answer):
         return [{"context": int(c), "kv_bytes_per_request": b} for c, b in self.kv_bytes_at.items()]
 
     def report(self) -> Report:
+        from capplan import units
         from capplan.report import Report, Table
+        from capplan.units import gib, tokens
 
         per_token = self.kv_bytes_per_token
         rows = tuple((tokens(int(c)), gib(b)) for c, b in self.kv_bytes_at.items())

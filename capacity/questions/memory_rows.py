@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from datetime import date
 
-from capplan.capacity.engines.budget import version_on
+from capplan.capacity.engines.defaults import version_on
 from capplan.capacity.engines.deployment import Deployment
 from capplan.capacity.engines.device import GIB, Device, device_of
-from capplan.capacity.questions.measured import Row, switch, whole
+from capplan.capacity.questions.measured import Row, switch, value, whole
 from capplan.errors import InputError
 from capplan.hardware.resolve import card, label_bytes
 from capplan.models.resolve import Resolved, resolve
@@ -95,6 +95,8 @@ def deployment(row: Row, quantization: str | None, assumed: list[str]) -> Deploy
     if share is None and (said := noted(row, "fraction")):
         share = float(said)
     name = engine(row)
+    if share is not None and share > 1:
+        raise InputError(f"gpu_memory_utilization {share:g} is above 1")
     return Deployment(
         engine=name,
         version=_version(row, assumed) if name == "vllm" else row.get("engine_version") or None,
@@ -127,7 +129,10 @@ def _version(row: Row, assumed: list[str]) -> str:
     if day is None:
         assumed.append("neither version nor day is said: vllm 0.24.0 is taken")
         return "0.24.0"
-    when = date(int(day[1]), int(day[2] or 7), int(day[3] or 15))
+    try:
+        when = date(int(day[1]), int(day[2] or 7), int(day[3] or 15))
+    except ValueError as error:
+        raise InputError(f"date {row['date'][:40]!r} is no day") from error
     version = version_on(when)
     assumed.append(f"version not said: vllm {version} was current on {when.isoformat()}")
     return version
@@ -154,11 +159,14 @@ def _speculated(text: str) -> int:
 
 
 def _number(row: Row, name: str) -> float | None:
+    """A positive number; None where the cell is blank."""
     text = row.get(name, "").strip()
-    try:
-        return float(text) if text else None
-    except ValueError as error:
-        raise InputError(f"{name} {text[:40]!r} is not a number") from error
+    if not text:
+        return None
+    found = value(text)
+    if isinstance(found, bool) or not isinstance(found, int | float) or not 0 < found < 1e9:
+        raise InputError(f"{name} {text[:40]!r} is not a number above 0")
+    return float(found)
 
 
 def confidence(row: Row) -> str:

@@ -265,10 +265,16 @@ def weights_in_memory(model: Model, weights: str, tier: Tier, work: Working) -> 
     total = model.parameters_total
     if model.parameters_stated is not None:
         work.assume(f"{model.id} has a stated size of {total:,} parameters, not a list of tensors")
-    if tier == "whiteboard" or model.parameters_stated is not None or size >= 2:
+    if tier == "whiteboard" or model.parameters_stated is not None:
         return work(weight_bytes, f"{model.id} in {weights}", parameters=total, bytes_per_parameter=size)
+    if model.checkpoint_bytes_read and weights == model.dtype:
+        work.assume("the weights are all tensors of the files; an engine may leave draft layers out")
+        stored = sum(model.checkpoint_bytes_read.values())
+        return work.read("weight_bytes", stored, "byte", "headers of the checkpoint's files")
     if model.quantization is not None and weights == model.dtype:
         return _as_stored(model, work)
+    if size >= 2:
+        return work(weight_bytes, f"{model.id} in {weights}", parameters=total, bytes_per_parameter=size)
     matrices = model.matrix_parameters
     work.assume(
         f"{weights} weights: the layers' matrices in {weights}; embedding, head, norms and biases in 16 bit"

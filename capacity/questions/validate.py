@@ -12,7 +12,7 @@ from capplan.capacity.answer import Answer
 from capplan.capacity.engines.vllm_allocator import Allocation, allocate
 from capplan.capacity.engines.vllm_rules import Settings
 from capplan.capacity.questions.measured import Row, Value, read_table, switch, value, whole
-from capplan.errors import CapplanError, InputError, UnknownNameError
+from capplan.errors import CapplanError, InputError
 from capplan.models.spec import Model
 
 if TYPE_CHECKING:
@@ -213,16 +213,15 @@ def _model(row: Row, models: dict[str, Model | str]) -> Model:
 def _found(names: Sequence[str]) -> Model | str:
     """The model of the first name that is on record, or why there is none."""
     from capplan.models import registry
+    from capplan.models.resolve import resolve
     from capplan.registry import Registry
 
     rows = Registry("models", "model", Path(registry.__file__).parent / "specs", "capplan models")
     if not names:
         return "no model is named"
     known = next((name for name in names if rows.find(name)), None)
-    if known is None:
-        return str(UnknownNameError("model", names[0], rows.known(), rows.command))
     try:
-        return registry.model(known)
+        return registry.model(known) if known is not None else resolve(names[-1]).model
     except CapplanError as error:
         return str(error)
 

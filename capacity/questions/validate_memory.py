@@ -21,6 +21,13 @@ if TYPE_CHECKING:
 GROUPS = ("engine", "version", "gpu", "model")
 GIVEN = ("m_weights_gib_per_gpu", "m_activation_peak_gib", "m_kv_gib_per_gpu")
 _SMALL_GROUP = 3  # rows that a group needs to be suspected
+_ASSUMED = (
+    "flags that are blank are the engine's defaults of that version",
+    "a version that is blank is the one that was current on the row's day",
+    "flags without a column are read from the notes: decode context parallel, SGLang's and TensorRT-LLM's share, "
+    + "memory free at start, a pinned pool",
+    "rows marked LOWCONF are scored apart; rows marked PINNED are not scored",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,13 +161,7 @@ def validate_memory(path: str | PathLike[str], *, given: Sequence[str] = ()) -> 
         not_covered=reasons,
         worst=tuple(_worst(stated)),
         rows=tuple(rows),
-        assumptions=(
-            "flags that are blank are the engine's defaults of that version; a version that is blank is the one that "
-            "was current on the row's day",
-            "some flags have no column and are read from the notes: decode context parallel, mem_fraction_static, "
-            "free_gpu_memory_fraction, memory free at start, a pinned pool",
-            "rows marked LOWCONF are scored apart; rows marked PINNED are not scored",
-        ),
+        assumptions=_ASSUMED,
     )
 
 
@@ -208,7 +209,7 @@ def _predicted(
         activation_bytes=known("m_activation_peak_gib"),
         kv_bytes=known("m_kv_gib_per_gpu"),
     )
-    assumed += rank.assumptions
+    assumed += rank.pool.assumptions
     inputs = {
         "engine": engine,
         "version": rank.deployment.version or "not said",
@@ -221,15 +222,15 @@ def _predicted(
 
 def _columns(rank: Budget, row: Row) -> dict[str, Any]:
     """What the log will say, by the names of the columns."""
-    concurrency = rank.max_concurrency
+    concurrency = rank.pool.max_concurrency
     stated = _number(row.get("m_concurrency_context", ""))  # a length, which is asked for and not measured
-    if concurrency is not None and stated and rank.deployment.max_model_len and rank.allocation is None:
+    if concurrency is not None and stated and rank.deployment.max_model_len and rank.pool.num_blocks is None:
         concurrency *= rank.deployment.max_model_len / stated
     vllm = rank.deployment.engine == "vllm"
     return {
         "m_weights_gib_per_gpu": rank.weights / GIB,
         "m_kv_gib_per_gpu": rank.kv / GIB,
-        "m_kv_tokens": rank.kv_tokens,
+        "m_kv_tokens": rank.pool.kv_tokens,
         "m_max_concurrency": concurrency,
         "m_activation_peak_gib": rank.activation_peak / GIB if vllm else None,
         "m_cudagraph_gib": rank.graph_memory / GIB if vllm else None,

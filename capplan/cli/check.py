@@ -43,14 +43,20 @@ def command(
     enforce_eager: Annotated[
         bool | None, typer.Option("--enforce-eager", help="It captured no CUDA graphs.", show_default=False)
     ] = None,
+    spec_tokens: Annotated[
+        int | None,
+        _said("--spec-tokens", "COUNT", "Tokens speculated at a time, by the model's draft layers."),
+    ] = None,
     json: opt.Json = False,
     csv: Annotated[bool, typer.Option("--csv", help="Print the lines as CSV.")] = False,
 ) -> None:
     """What an engine's start-up log says beside what was predicted, line by line.
 
-    capplan check vllm.log --gpu h100
+    capplan check vllm-startup.log
 
-    docker logs vllm 2>&1 | capplan check - --gpu h100 --json
+    capplan check vllm-startup.log --gpu h100 --max-model-len 8192 --json
+
+    Of a container: docker logs vllm 2>&1 | capplan check -
 
     Exit codes: 0 read and consistent, 1 the start failed or a difference is unexplained, 2 nothing was recognised.
     """
@@ -69,6 +75,8 @@ def command(
         "kv_cache_dtype": kv,
         "gpu_memory_utilization": gpu_memory_utilization,
         "enforce_eager": enforce_eager,
+        "num_speculative_tokens": spec_tokens,
+        "speculative_method": "mtp" if spec_tokens else None,
     }
     if log == "-" and sys.stdin is None:
         raise InputError("there is no stdin to read the log from")

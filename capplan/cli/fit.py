@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from capplan.cli import options as opt
-from capplan.cli.render import emit
-from capplan.errors import InputError
+from capplan.cli.render import emit, only_one
+from capplan.errors import ExitCode, InputError, UnknownNameError
 
 if TYPE_CHECKING:
     from capplan.capacity.engines.deployment import Deployment
@@ -61,6 +62,10 @@ def command(
         int | None,
         _flag("--spec-tokens", "COUNT", "Tokens speculated at a time, by the model's draft layers."),
     ] = None,
+    command_for: Annotated[
+        str | None,
+        _flag("--emit", "ENGINE", "Print the command line that serves it so: vllm, sglang or trtllm."),
+    ] = None,
     json: opt.Json = False,
     csv: opt.Csv = False,
     explain: opt.Explain = False,
@@ -75,6 +80,8 @@ def command(
     With an engine or one of its flags: its budget line by line, what its log will say, whether it starts.
 
     capplan fit llama-3.1-8b --gpu h100 --engine vllm --engine-version 0.19.0 --max-model-len 8Ki
+
+    capplan fit qwen3-32b --gpu h100 --tp 2 --max-model-len 32Ki --emit sglang
     """
     lengths = {
         "max_model_len": opt.count("--max-model-len", max_model_len),
@@ -96,6 +103,9 @@ def command(
     }
     flags = {name: value for name, value in given.items() if value is not None}
     asked = opt.one_model(model, model_config)
+    if command_for is not None:
+        only_one(json=json, csv=csv, explain=explain, emit=True)
+        flags.setdefault("engine", _engine(command_for))
     if flags:
         from capplan.capacity.questions.engine_fit import engine_fit
 
@@ -103,7 +113,12 @@ def command(
             raise InputError(
                 "--reserve, --tier and --plot do not go with an engine's flags: it has a budget of its own"
             )
-        found = engine_fit(asked, gpu, _deployment(flags, weights, kv), contexts=opt.context_list(context))
+        deployment = _deployment(flags, weights, kv)
+        found = engine_fit(asked, gpu, deployment, contexts=opt.context_list(context))
+        if command_for is not None:
+            _print_command(deployment, asked, command_for)
+            sys.stderr.write(f"note: {found.report().headline}\n")
+            raise typer.Exit(ExitCode.ANSWERED if found.fits else ExitCode.DOES_NOT_FIT)
         raise typer.Exit(emit(found, as_json=json, as_csv=csv, explain=explain))
     from capplan.capacity.questions.fit import fit as ask
 
@@ -126,3 +141,26 @@ def _deployment(flags: dict[str, Any], weights: str, kv: str) -> Deployment:
         flags = {**flags, "speculative_method": "mtp"}
     named = weights.strip().lower()
     return Deployment(quantization=None if named == "auto" else named, kv_cache_dtype=kv, **flags)
+
+
+def _engine(name: str) -> str:
+    """The engine that --emit names."""
+    from capplan.capacity.engines.emit import ENGINES
+
+    found = ENGINES.get(name.strip().lower())
+    if found is None:
+        raise UnknownNameError("engine", name, ENGINES, "vllm, sglang or trtllm")
+    return found
+
+
+def _print_command(deployment: Deployment, asked: str, engine: str) -> None:
+    """The command, with the hub id of a registry row where it is on record: engines don't know capplan's names."""
+    from capplan.capacity.engines import emit as commands
+    from capplan.models.registry import model
+
+    named = asked
+    if "/" not in asked:
+        named = next((alias for alias in model(asked).aliases if alias.count("/") == 1), asked)
+        if named == asked:
+            sys.stderr.write(f"note: {asked} is capplan's name; write the hub id or the path that you load\n")
+    print(commands.emit(deployment, named, engine))

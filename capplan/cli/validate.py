@@ -36,7 +36,7 @@ def command(
 
     capplan validate allocator vllm_allocator.csv
 
-    capplan validate memory engine_memory_logs.csv --given m_weights_gib_per_gpu --json
+    capplan validate memory engine_memory.csv --given m_weights_gib_per_gpu --json
     """
     kinds = ("allocator", "memory")
     if kind not in kinds:

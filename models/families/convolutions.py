@@ -25,7 +25,7 @@ CONV, SLIDING = "conv", "sliding_attention"
 # Names of dimensions that the class does not read, beside those it does.
 _DOUBLES = (
     *("block_dim", "block_mlp_init_scale", "block_norm_eps", "block_use_swiglu", "block_use_xavier_init"),
-    *("conv_dim", "conv_dim_out", "conv_use_xavier_init", "num_heads", "use_pos_enc"),
+    *("conv_dim", "conv_dim_out", "conv_use_xavier_init", "block_out_init_scale", "num_heads", "use_pos_enc"),
 )
 
 

@@ -27,6 +27,7 @@ FOUR_NORMS = (*NORMS, "pre_feedforward_layernorm", "post_feedforward_layernorm")
 def routed(f: Fields, count: int, chosen: int) -> tuple[int, int]:
     """How many experts there are, and how many of them a token is sent to."""
     count = f.whole_or(count, *COUNT)
+    f.ignore(*CHOSEN)
     return count, checked(f, f.count_or(chosen, *CHOSEN), count) if count else 0
 
 
@@ -115,20 +116,6 @@ def mixtral(f: Fields) -> Decoder:
     d = Decoder(f, kv_heads=8)
     d.window()
     d.experts(*routed(f, 8, 2), f.count_or(14336, "intermediate_size"), layers=d.layers)
-    return around(d)
-
-
-def minimax_m2(f: Fields) -> Decoder:
-    """Mixtral with query and key norms."""
-    d = Decoder(f, kv_heads=8, head_dim=128)
-    kinds = f.numbers("attn_type_list", length=d.layers)
-    if kinds and 0 in kinds:
-        raise f.error("field 'attn_type_list' has 0 (linear attention); 1, full attention, is supported")
-    f.ignore("use_qk_norm", "qk_norm_type", "use_routing_bias", "shared_intermediate_size")
-    f.ignore("use_mtp", "mtp_transformer_layers", "shared_moe_mode", "moe_intermediate_size")
-    d.draft_mixers += [(d.full_attention,)] * (f.maybe_zero("num_mtp_modules", *DRAFTS) or 0)
-    d.experts(*routed(f, 256, 8), f.count_or(1536, "intermediate_size"), layers=d.layers)
-    wide_norms(d)
     return around(d)
 
 
@@ -297,79 +284,3 @@ def _last_sparse(d: Decoder) -> int:
         return d.layers - 1
     last = d.fields.maybe_zero(name)
     return d.layers - 1 if last is None else last
-
-
-def dots1(f: Fields) -> Decoder:
-    d = Decoder(f, kv_heads=32)
-    first = f.whole_or(62, "max_window_layers")
-    d.window(default=4096, slides=lambda layer: layer >= first)
-    sparse = after_first(d, 0, "first_k_dense_replace")
-    width = f.count_or(1408, "moe_intermediate_size")
-    count, chosen = f.count(*COUNT), f.count(*CHOSEN)
-    d.experts(count, checked(f, chosen, count), width, layers=sparse)
-    shared_experts(d, width * (f.maybe_zero(*SHARED) or 0), sparse)
-    dense_layers(d, d.layers - sparse, 10944)
-    head_norms(d)
-    return around(d, bias=f.flag("attention_bias"))
-
-
-def glm4_moe(f: Fields) -> Decoder:
-    d = Decoder(f, kv_heads=8)
-    return _glm4_moe(d, experts=(128, 8), width=1408, dense=10944)
-
-
-def _glm4_moe(
-    d: Decoder,
-    *,
-    experts: tuple[int, int],
-    width: int,
-    dense: int,
-    normed: bool | None = False,
-    bias: bool | None = None,
-) -> Decoder:
-    """`normed` is the class's default of use_qk_norm; None: it has no such norms."""
-    f = d.fields
-    bias = f.flag("attention_bias", "use_qkv_bias", default=bool(bias))
-    normed = normed is not None and f.flag("use_qk_norm", default=normed)
-    width = f.count_or(width, "moe_intermediate_size")
-    count, chosen = routed(f, *experts)
-    shared = width * f.whole_or(1, *SHARED)
-
-    def sparse_layers(layers: int) -> None:
-        d.experts(count, chosen, width, layers=layers)
-        shared_experts(d, shared, layers)
-
-    def attention() -> None:
-        block(d, bias=bias, out_bias=False)
-        if normed:
-            head_norms(d)
-
-    def draft() -> None:
-        attention()
-        sparse_layers(d.layers)
-
-    sparse = after_first(d, 1, "first_k_dense_replace")
-    sparse_layers(sparse)
-    dense_layers(d, d.layers - sparse, dense)
-    attention()
-    d.drafts(f.maybe_zero(*DRAFTS) or 0, (d.full_attention,), draft)
-    return ends(d)
-
-
-def sarvam_moe(f: Fields) -> Decoder:
-    d = Decoder(f, kv_heads=4, head_dim=64)
-    return _glm4_moe(d, experts=(128, 6), width=1024, dense=8192, normed=True)
-
-
-def glm4v_moe_text(f: Fields) -> Decoder:
-    d = Decoder(f, kv_heads=8)
-    return _glm4_moe(d, experts=(128, 8), width=1408, dense=10944, normed=None, bias=True)
-
-
-def solar_open(f: Fields) -> Decoder:
-    d = Decoder(f, kv_heads=8, head_dim=128)
-    f.ignore("intermediate_size", "first_k_dense_replace")
-    width = f.count_or(1280, "moe_intermediate_size")
-    d.experts(*routed(f, 128, 8), width, layers=d.layers)
-    shared_experts(d, width * f.whole_or(1, *SHARED), d.layers)
-    return around(d, bias=f.flag("attention_bias"), out_bias=False)

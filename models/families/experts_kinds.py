@@ -74,7 +74,7 @@ def exaone_moe(f: Fields) -> Decoder:
     d = Decoder(f, kv_heads=32)
     d.window(default=4096, slides=pattern_of(f, 4))
     d.draft_mixers += [(d.full_attention,)] * (f.maybe_zero(*DRAFTS) or 0)
-    f.ignore("is_moe_layer")
+    f.ignore("is_moe_layer", "first_last_k_dense_replace")
     sparse = sparse_by_kind(d, dense=f.whole_or(1, "first_k_dense_replace"))
     width = f.count_or(1024, "moe_intermediate_size")
     d.experts(*routed(f, 64, 8), width, layers=sparse)
@@ -89,7 +89,9 @@ def hy_v3(f: Fields) -> Decoder:
     d = Decoder(f, kv_heads=8, head_dim=128)
     f.ignore("enable_moe_fp32_combine", "enable_lm_head_fp32", "enable_attention_fp32_softmax")
     d.draft_mixers += [(d.full_attention,)] * (f.maybe_zero(*DRAFTS) or 0)
-    sparse = sparse_by_kind(d, dense=1)
+    f.ignore("qk_norm", "use_grouped_mm")
+    first = f.maybe_zero("first_k_dense_replace")
+    sparse = sparse_by_kind(d, dense=1 if first is None else first)
     width = f.count_or(1536, "moe_intermediate_size")
     d.experts(*routed(f, 192, 8), width, layers=sparse)
     shared = width * f.whole_or(1, *SHARED) or f.count_or(13312, "intermediate_size")
@@ -171,7 +173,10 @@ def laguna(f: Fields) -> Decoder:
     bias = f.flag("attention_bias")
     d = Decoder(f, kv_heads=8, head_dim=128)
     d.window(default=512, slides=lambda layer: False)
-    heads = f.numbers("num_attention_heads_per_layer", length=d.layers, least=1) or [d.heads] * d.layers
+    name = "num_attention_heads_per_layer"
+    heads = f.numbers(name, length=d.layers, least=1) or [d.heads] * d.layers
+    if odd := [of for of in heads if of % d.kv_heads]:
+        raise f.error(f"field '{name}' has {odd[0]}, which the {d.kv_heads} KV heads do not divide")
     parts = [
         Attention(of, d.kv_heads, d.head_dim, d.head_dim, window)
         for of, window in zip(heads, d.windows, strict=True)
@@ -294,62 +299,6 @@ def _same_as_class(f: Fields, local: Attention) -> None:
     ):
         if f.flag(name, default=derived_flag) is not derived_flag:
             raise f.error(f"field '{name}' is {show(not derived_flag)}; {show(derived_flag)} is supported")
-
-
-def minimax_m3_vl_text(f: Fields) -> Decoder:
-    """Most layers attend to blocks of tokens that an index picks; its keys are cached beside keys and values."""
-    d = Decoder(f, kv_heads=4, head_dim=128)
-    f.ignore(
-        "swiglu_alpha", "swiglu_limit", "use_qk_norm", "qk_norm_type", "use_gemma_norm", "use_routing_bias"
-    )
-    f.ignore(
-        "attention_output_gate",
-        "moe_intermediate_size",
-        "first_k_dense_replace",
-        "num_mtp_modules",
-        "n_shared_experts",
-    )
-    kinds, heads, width = _blocks(d)
-    sparse_attention = kinds.count("minimax_m3_sparse")
-    full = d.full_attention
-    attend(d, [full._replace(index_dim=width if kind == "minimax_m3_sparse" else 0) for kind in kinds])
-    d.linear("self_attn.indexer.q_proj", heads * width, d.hidden, "index", layers=sparse_attention)
-    d.linear("self_attn.indexer.k_proj", width, d.hidden, "index", layers=sparse_attention)
-    d.norm("self_attn.indexer.q_norm", "self_attn.indexer.k_norm", width=width, layers=sparse_attention)
-    head_norms(d)
-    sparse = sparse_by_kind(d, dense=0, flags="moe_layer_freq")
-    d.experts(*routed(f, 128, 4), f.count_or(3072, "intermediate_size"), layers=sparse)
-    shared, dense = f.count_or(3072, "shared_intermediate_size"), f.count_or(12288, "dense_intermediate_size")
-    for name, wide, bucket, layers in (
-        ("mlp.shared_experts", shared, "shared", sparse),
-        ("mlp", dense, "mlp", d.layers - sparse),
-    ):
-        d.mlp(
-            f"{name}.gate_up_proj",
-            f"{name}.down_proj",
-            wide,
-            gated=True,
-            bias=False,
-            bucket=bucket,
-            layers=layers,
-        )
-    d.draft_mixers += [(full,)] * (f.maybe_zero(*DRAFTS) or 0)
-    d.norm(*NORMS)
-    return ends(d)
-
-
-def _blocks(d: Decoder) -> tuple[list[str], int, int]:
-    """The kind of each layer, and the index's heads and width; a file may have them in an object of their own."""
-    f, kinds = d.fields, d.layer_types("full_attention", "minimax_m3_sparse")
-    f.ignore("index_block_size", "index_topk_blocks", "index_local_blocks", "index_n_heads", "index_head_dim")
-    old = f.part("sparse_attention_config") if f.find("sparse_attention_config")[1] else Fields({})
-    old.ignore(*old.config)
-    heads = old.maybe("sparse_num_index_heads") or f.count_or(4, "index_n_heads")
-    width = old.maybe("sparse_index_dim") or f.count_or(128, "index_head_dim")
-    flags = old.numbers("sparse_attention_freq", length=d.layers)
-    if kinds is None and flags and old.flag("use_sparse_attention", default=True):
-        kinds = ["minimax_m3_sparse" if flag else "full_attention" for flag in flags]
-    return kinds or ["full_attention"] * d.layers, heads, width
 
 
 def muse_spark_text(f: Fields) -> Decoder:

@@ -141,6 +141,7 @@ def _hunyuan_experts(d: Decoder, width: int) -> None:
     f.ignore(
         "num_shared_expert", "moe_intermediate_size", "attention_head_dim", "use_cla", "n_group", "dense_list"
     )
+    f.ignore("num_media_embeds", "position_embedding_xdrope", "use_rotary_pos_emb", "skip_cls_token")
     count = f.whole_or(1, "num_experts", "num_local_experts")
     _, chosen = f.find("moe_topk", "num_experts_per_tok")
     if type(chosen) is list:
@@ -162,3 +163,32 @@ def _one_value(f: Fields, name: str) -> int | None:
     if len(set(values)) > 1:
         raise f.error(f"field '{name}' is {show(value)} numbers; layers that differ are not supported")
     return values[0]
+
+
+def deepseek_ocr2_text(f: Fields) -> Decoder:
+    """DeepSeek-OCR 2: the mixture of DeepSeek V2 over plain heads, whose width the file has no say in."""
+    return _deepseek_ocr(f, Decoder(f), experts=(64, 6), width=1407, dense=11008)
+
+
+def unlimited_ocr_text(f: Fields) -> Decoder:
+    """All of the prompt stays in sight, and a window of what is generated."""
+    d = Decoder(f, kv_heads=10)
+    d.layer_types("reference_sliding_attention", "full_attention")
+    f.ignore("sliding_window")
+    f.assumptions.append(
+        "only generated tokens ever leave a reference window: every token is taken to be kept"
+    )
+    return _deepseek_ocr(f, d, experts=(64, 6), width=896, dense=6848)
+
+
+def _deepseek_ocr(f: Fields, d: Decoder, *, experts: tuple[int, int], width: int, dense: int) -> Decoder:
+    d.head_dim = d.hidden // d.heads
+    bias = f.flag("mlp_bias")
+    first = f.maybe_zero("first_k_dense_replace")
+    sparse = sparse_by_kind(d, dense=1 if first is None else first)
+    width = f.count_or(width, "moe_intermediate_size")
+    d.experts(*routed(f, *experts), width, layers=sparse)
+    if shared := f.whole_or(2, "n_shared_experts"):
+        d.gated_mlp(shared * width, bias=bias, name="mlp.shared_experts", bucket="shared", layers=sparse)
+    dense_layers(d, d.layers - sparse, dense, bias=bias)
+    return around(d, bias=f.flag("attention_bias"))

@@ -112,6 +112,7 @@ def falcon(f: Fields) -> Decoder:
         d.kv_heads = d.checked_kv_heads(given or f.assume("num_kv_heads", d.heads), "num_kv_heads")
     else:
         d.kv_heads = 1 if multi_query else d.heads
+    d.mixers = [(d.full_attention._replace(repeated=grouped),)] * d.layers
     d.embedding("transformer.word_embeddings")
     attention = "self_attention.query_key_value", "self_attention.dense"
     d.fused_attention(*attention, bias=bias, out_bias=bias)

@@ -18,7 +18,7 @@ def recurrent_gemma(f: Fields) -> Decoder:
     if width % d.heads:
         raise f.error(f"field 'lru_width' is {width}, not a multiple of the {d.heads} attention heads")
     f.ignore("w_init_variance_scale", "final_w_init_variance_scale", "logits_soft_cap", "layers_block_type")
-    f.ignore("layer_types", "head_dim")
+    f.ignore("layer_types", "head_dim", "_block_types", "embeddings_scale_by_sqrt_dim")
     d.head_dim = d.hidden // d.heads
     window = f.count_or(2048, "attention_window_size", "sliding_window")
     listed = _repeated(d)
@@ -94,19 +94,14 @@ def rwkv(f: Fields) -> Decoder:
     return d
 
 
-_KERNELS = (
-    *(
-        "chunkwise_kernel",
-        "sequence_kernel",
-        "step_kernel",
-        "mode",
-        "chunk_size",
-        "return_last_states",
-        "eps",
-    ),
-    *("autocast_kernel_dtype", "gate_soft_cap", "output_logit_soft_cap", "max_inference_chunksize"),
-    *("norm_reduction_force_float32", "add_out_norm"),
-)
+# Of kernels and of training, and of variants that the class does not have.
+_UNREAD = (
+    *("chunkwise_kernel", "sequence_kernel", "step_kernel", "mode", "chunk_size", "return_last_states", "eps"),
+    *("autocast_kernel_dtype", "gate_soft_cap", "output_logit_soft_cap", "max_inference_chunksize", "head_dim"),
+    *("norm_reduction_force_float32", "add_out_norm", "add_post_blocks_norm", "norm_type", "logits_soft_cap"),
+    *("add_embedding_dropout", "add_forward_backend_padding", "force_bos_token_insert"),
+    *("igate_bias_init_range", "mlstm_round_up_to_multiple_of"),
+)  # fmt: skip
 
 
 def xlstm(f: Fields) -> Decoder:
@@ -114,11 +109,11 @@ def xlstm(f: Fields) -> Decoder:
     layers = f.count("num_blocks", "num_hidden_layers", most=MAX_LAYERS)
     d = Decoder(f, "backbone.blocks.N.", heads=1, grouped=False, layers=layers)
     f.find("hidden_size", "embedding_dim")  # the same
-    f.ignore(*_KERNELS)
+    f.ignore(*_UNREAD)
     heads, bias = f.count_or(8, "num_heads"), f.flag("use_bias")
-    key, value = _times(f, d.hidden, "qk_dim_factor", 0.5), _times(f, d.hidden, "v_dim_factor", 1.0)
+    key, value = _scaled(f, d.hidden, "qk_dim_factor", 0.5), _scaled(f, d.hidden, "v_dim_factor", 1.0)
     multiple = f.count_or(64, "ffn_round_up_to_multiple_of")
-    width = -(-_times(f, d.hidden, "ffn_proj_factor", 2.667) // multiple) * multiple
+    width = -(-_scaled(f, d.hidden, "ffn_proj_factor", 2.667) // multiple) * multiple
     for name, size in (("qk_dim_factor", key), ("v_dim_factor", value)):
         if size % heads:
             raise f.error(f"field '{name}' makes a width of {size}, not a multiple of the {heads} heads")
@@ -152,7 +147,7 @@ def xlstm(f: Fields) -> Decoder:
     return d
 
 
-def _times(f: Fields, size: int, name: str, default: float) -> int:
+def _scaled(f: Fields, size: int, name: str, default: float) -> int:
     _, factor = f.find(name)
     factor = default if factor is None else factor
     if type(factor) not in (int, float) or not 0 < factor <= 1_000:

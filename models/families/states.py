@@ -30,7 +30,7 @@ UNREAD = (
     *("rms_norm", "fused_add_norm", "norm_before_gate", "mamba_norm_before_gate", "d_inner", "ssm_cfg"),
     *("mamba_dt_min", "mamba_dt_max", "mamba_dt_limit", "mamba_dt_init_floor", "calc_logits_for_entire_prompt"),
     *("hidden_mamba_act", "mamba_hidden_act", "mlp_hidden_act", "pad_vocab_size_multiple", "normalization_function"),
-    *("output_router_logits", "router_aux_loss_coef", "use_falcon_mambapy"),
+    *("output_router_logits", "router_aux_loss_coef", "use_falcon_mambapy", "attn_rotary_emb", "num_query_groups"),
 )  # fmt: skip
 
 
@@ -187,3 +187,11 @@ def own_head(d: Decoder) -> None:
             "field 'tie_word_embeddings' is true, and the class does not tie the head"
         )
     d.add("lm_head.weight", (d.vocab, d.hidden), "head")
+
+
+def no_window(f: Fields) -> None:
+    """A window that the class has a field for and does not read."""
+    if f.maybe_zero("sliding_window"):
+        f.assumptions.append(
+            "field 'sliding_window' is not read by the class; attention is over the whole context"
+        )

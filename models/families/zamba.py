@@ -60,7 +60,15 @@ def zamba2(f: Fields) -> Decoder:
     d = Decoder(f, heads=1, grouped=False)
     if f.flag("use_long_context"):
         d.context = 16384
-    f.ignore("kv_channels", "num_query_groups", "use_conv_bias", "use_mem_rope", *UNREAD)
+    f.ignore(
+        "kv_channels",
+        "ffn_hidden_size",
+        "use_shared_mlp_adapter",
+        "gated_linear_unit",
+        "use_conv_bias",
+        "use_mem_rope",
+        *UNREAD,
+    )
     default = [LINEAR, *([LINEAR] * 5 + [HYBRID]) * 7]
     default += [*[LINEAR] * 4, HYBRID, *[LINEAR] * 3, HYBRID, LINEAR, LINEAR]
     name = "shared_transformer"

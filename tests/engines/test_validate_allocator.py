@@ -34,7 +34,7 @@ def test_what_is_exact_and_what_is_not() -> None:
         },
     )
     assert {reason.split("'")[0]: count for reason, count in found.not_covered.items()} == {
-        "unknown model ": 1,
+        "model ": 1,
         "vllm ": 1,
     }
 
@@ -76,7 +76,7 @@ def test_what_was_measured_is_not_read(tmp_path: Path) -> None:
         ("0.33.0,llama-3.1-8b,1,auto,536870912,nan,8192", "max_model_len 'nan'"),
         ("newest,llama-3.1-8b,1,auto,536870912,4080,8192", "vllm version 'newest' can't be read"),
         ("0.33.0,,1,auto,536870912,4080,8192", "no model is named"),
-        ("0.33.0,/etc/passwd,1,auto,536870912,4080,8192", "unknown model '/etc/passwd'"),
+        ("0.33.0,/etc/passwd,1,auto,536870912,4080,8192", "model '/etc/passwd' is no row"),
         ("0.33.0,70b-class,1,int3,536870912,4080,8192", "unknown kv cache dtype 'int3'"),
         ("0.33.0,llama-3.1-8b", "max_model_len is blank"),
     ],

@@ -16,7 +16,7 @@ from capplan.models.hf import from_config, read_config
 from capplan.models.registry import model
 from capplan.models.spec import Attention, LatentAttention, Model, State
 
-MODULES = ("mamba", "zamba", "linear", "qwen4", "deltas", "convolutions", "recurrent")
+MODULES = ("mamba", "nemotron", "zamba", "linear", "qwen4", "deltas", "convolutions", "recurrent")
 OURS = {kind for kind, place in FAMILIES.items() if place.split(".")[0] in MODULES}
 ROWS = (
     *("qwen3-next-80b-a3b", "qwen3.5-9b", "qwen3.5-27b", "qwen3.5-35b-a3b", "qwen3.5-122b-a10b"),

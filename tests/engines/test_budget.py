@@ -1,0 +1,129 @@
+"""The memory of a rank, against start-up logs that print every term."""
+
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from capplan.capacity.engines.budget import budget
+from capplan.capacity.engines.defaults import constant, version_on, with_defaults
+from capplan.capacity.engines.deployment import Deployment
+from capplan.capacity.engines.device import Device
+from capplan.errors import InputError
+from capplan.models.registry import model
+
+GIB = 2**30
+H100 = Device(total_bytes=79.19 * GIB, name="h100-sxm")
+RTX3090 = Device(total_bytes=23.68 * GIB, generation="sm80", link="pcie", name="rtx-3090")
+CONSTANTS = Path(__file__).parents[2] / "capacity/engines/memory_constants.toml"
+
+
+def vllm(version: str = "0.19.0", **flags: object) -> Deployment:
+    return Deployment(version=version, **flags)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("name", "tp", "peak", "kv", "concurrency"),
+    [
+        ("llama-3.1-8b", 1, 1.89, 58.11, 58.11),
+        ("llama-3.1-8b", 4, 1.89, 67.44, 269.75),
+        ("qwen2.5-7b", 1, 2.21, 58.53, 133.79),
+        ("gemma-2-9b", 1, 3.65, 54.12, 20.60),
+    ],
+)
+def test_h100_logs(name: str, tp: int, peak: float, kv: float, concurrency: float) -> None:
+    flags = vllm(gpu_memory_utilization=0.95, max_model_len=8192, tensor_parallel_size=tp)
+    rank = budget(model(name), H100, flags)
+    assert rank.activation_peak / GIB == pytest.approx(peak, rel=0.02)
+    assert rank.kv / GIB == pytest.approx(kv, rel=0.003)
+    assert rank.max_concurrency == pytest.approx(concurrency, rel=0.003)
+    assert rank.starts
+
+
+def test_the_sampler_took_more_before_017() -> None:
+    flags = vllm("0.15.0", gpu_memory_utilization=0.95, max_model_len=8192)
+    assert budget(model("qwen3-14b"), H100, flags).activation_peak / GIB == pytest.approx(5.64, rel=0.01)
+
+
+def test_a_small_card_with_few_sequences() -> None:
+    flags = vllm("0.12.0", gpu_memory_utilization=0.95, max_model_len=31800, max_num_seqs=64)
+    rank = budget(model("llama-3.1-8b"), RTX3090, flags)
+    assert rank.kv / GIB == pytest.approx(6.95, rel=0.005)
+    assert rank.max_concurrency == pytest.approx(1.79, rel=0.005)
+
+
+def test_v0_profiles_the_longest_prompt() -> None:
+    flags = vllm("0.6.4", gpu_memory_utilization=0.9, max_model_len=29000)
+    rank = budget(model("llama-3.1-8b"), RTX3090, flags)
+    assert not rank.starts
+    assert rank.kv / GIB == pytest.approx(2.89, rel=0.08)
+
+
+def test_graphs_are_taken_from_the_cache_from_021() -> None:
+    old, new = (budget(model("llama-3.1-8b"), H100, vllm(version)) for version in ("0.20.0", "0.21.0"))
+    assert old.graphs == 0 < new.graphs == new.graph_memory
+    assert budget(model("llama-3.1-8b"), H100, vllm("0.21.0", enforce_eager=True)).graphs == 0
+
+
+def test_defaults_by_version_and_card() -> None:
+    def filled(version: str, device: Device) -> tuple[float | None, int | None, int | None]:
+        flags = with_defaults(model("llama-3.1-8b"), device, vllm(version))
+        return flags.gpu_memory_utilization, flags.max_num_batched_tokens, flags.max_num_seqs
+
+    assert filled("0.19.0", H100) == (0.90, 8192, 1024)
+    assert filled("0.24.0", H100) == (0.92, 8192, 1024)
+    assert filled("0.24.0", RTX3090) == (0.92, 2048, 256)
+    assert filled("0.33.0", Device(total_bytes=178 * GIB, generation="sm100")) == (0.92, 16384, 1024)
+
+
+def test_one_request_that_does_not_fit_says_what_would() -> None:
+    flags = vllm("0.12.0", gpu_memory_utilization=0.9, max_model_len=131072)
+    rank = budget(model("llama-3.1-8b"), RTX3090, flags)
+    assert not rank.starts
+    longest = rank.pool.longest
+    assert longest
+    shorter = vllm("0.12.0", gpu_memory_utilization=0.9, max_model_len=longest)
+    assert budget(model("llama-3.1-8b"), RTX3090, shorter).starts
+
+
+def test_what_was_measured_replaces_a_prediction() -> None:
+    rank = budget(model("llama-3.1-8b"), H100, vllm(), weights_bytes=20 * GIB, kv_bytes=30 * GIB)
+    assert (rank.weights, rank.kv) == (20 * GIB, 30 * GIB)
+
+
+def test_sglang_takes_a_share_of_what_is_free() -> None:
+    device = Device(total_bytes=121.6 * GIB, free_bytes=112.26 * GIB, name="gb10-dgx-spark")
+    flags = Deployment(engine="sglang", gpu_memory_utilization=0.4, max_model_len=32768)
+    rank = budget(model("qwen2.5-1.5b"), device, flags, weights_bytes=3.25 * GIB)
+    assert rank.kv / GIB == pytest.approx(41.6, rel=0.003)
+    assert rank.kv_tokens == pytest.approx(1557709, rel=0.003)
+
+
+def test_tensorrt_takes_a_share_of_what_is_left() -> None:
+    flags = Deployment(engine="tensorrt-llm", tensor_parallel_size=2)
+    rank = budget(model("llama-2-7b"), Device(total_bytes=93.1 * GIB), flags)
+    assert rank.kv / GIB == pytest.approx(77.02, rel=0.01)
+    assert rank.kv_tokens == pytest.approx(315488, rel=0.01)
+
+
+def test_latents_were_cached_in_full_before_vllm_knew_them() -> None:
+    flags = vllm("0.5.1", max_model_len=16000, tensor_parallel_size=8)
+    assert not budget(model("deepseek-v2"), H100, flags).starts
+
+
+def test_what_is_not_on_record_is_refused() -> None:
+    with pytest.raises(InputError, match="engine 'tgi' is not on record"):
+        budget(model("llama-3.1-8b"), H100, Deployment(engine="tgi"))
+    with pytest.raises(InputError, match=r"older than 0\.5"):
+        budget(model("llama-3.1-8b"), H100, vllm("0.4.2"))
+
+
+def test_constants_say_where_they_come_from() -> None:
+    data = tomllib.loads(CONSTANTS.read_text("utf-8"))
+    assert len(data["constant"]) <= 12
+    for row in data["constant"]:
+        assert set(row) == {"id", "value", "unit", "holds", "rows", "how"}, row["id"]
+        assert constant(row["id"]) > 0
+    days = list(data["releases"].values())
+    assert days == sorted(days)
+    assert version_on(days[0]) == next(iter(data["releases"]))

@@ -1,0 +1,82 @@
+"""`capplan fit --engine`: the budget, the log, and what would make it start."""
+
+import json
+from collections.abc import Callable
+
+import pytest
+
+from capplan.capacity.engines.deployment import Deployment
+from capplan.capacity.questions.engine_fit import MOST_CHANGES, engine_fit
+from capplan.errors import InputError
+
+Run = Callable[..., tuple[int, str, str]]
+GIB = 2**30
+
+
+def test_the_log_is_foretold() -> None:
+    flags = Deployment(version="0.19.0", gpu_memory_utilization=0.95, max_model_len=8192)
+    found = engine_fit("llama-3.1-8b", "h100-sxm", flags)
+    assert found.log[0] == "Model loading took 14.99 GiB"
+    assert found.log[-1].startswith("Maximum concurrency for 8,192 tokens per request: 58.")
+    assert found.fits
+    assert not found.changes
+    assert found.largest_max_model_len == 131_072
+
+
+def test_the_lines_add_up() -> None:
+    found = engine_fit("qwen3-32b", "h100-sxm", Deployment(version="0.24.0", tensor_parallel_size=2))
+    spent = found.weight_bytes + found.activation_peak_bytes + found.non_torch_bytes + found.cuda_graph_bytes
+    assert found.kv_bytes == pytest.approx(found.requested_bytes - spent)
+    assert found.gpus == 2
+
+
+def test_changes_that_would_do() -> None:
+    found = engine_fit("llama-3.1-8b", "rtx-3090", Deployment(version="0.19.0"))
+    assert not found.starts
+    assert found.largest_max_model_len is not None
+    flags = [change["flags"] for change in found.changes]
+    assert f"--max-model-len {found.largest_max_model_len}" in flags
+    assert "--tensor-parallel-size 2" in flags
+    assert len(flags) <= MOST_CHANGES
+    assert [change["gpus"] for change in found.changes] == sorted(change["gpus"] for change in found.changes)
+    shorter = Deployment(version="0.19.0", max_model_len=found.largest_max_model_len)
+    assert engine_fit("llama-3.1-8b", "rtx-3090", shorter).starts
+    longer = Deployment(version="0.19.0", max_model_len=found.largest_max_model_len + 16)
+    assert not engine_fit("llama-3.1-8b", "rtx-3090", longer).starts
+
+
+@pytest.mark.parametrize("engine", ["sglang", "tensorrt-llm"])
+def test_other_engines(engine: str) -> None:
+    found = engine_fit("llama-3.1-8b", "h100-sxm", Deployment(engine=engine), contexts=[8000])
+    assert found.starts
+    assert found.concurrency["8000"]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"tensor_parallel_size": 0}, "tensor_parallel_size 0 is not"),
+        ({"tensor_parallel_size": 3}, "the 32 heads of llama-3.1-8b can't be split over 3 ranks"),
+        ({"gpu_memory_utilization": 1.5}, "gpu_memory_utilization 1.5 is not a share"),
+        ({"max_num_seqs": -1}, "max_num_seqs -1 is not"),
+        ({"num_speculative_tokens": -1}, "num_speculative_tokens -1 is below 0"),
+        ({"engine": "tgi"}, "engine 'tgi' is not on record"),
+        ({"version": "new"}, "vllm version 'new' can't be read"),
+    ],
+)
+def test_wrong_flags(wrong: dict[str, object], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        engine_fit("llama-3.1-8b", "h100-sxm", Deployment(**wrong))  # type: ignore[arg-type]
+
+
+def test_command(run: Run) -> None:
+    line = "fit llama-3.1-8b --gpu h100 --engine-version 0.19.0 --max-model-len 8Ki --kv fp8"
+    code, out, _ = run(*line.split(), "--json")
+    document = json.loads(out)
+    assert (code, document["schema"]) == (0, "capplan/engine-fit/1")
+    assert document["inputs"]["deployment"]["kv_cache_dtype"] == "fp8"
+    assert "Maximum concurrency" in run(*line.split())[1]
+    assert run("fit", "llama-3.3-70b", "--gpu", "h100", "--engine", "vllm")[0] == 1
+    code, _, err = run("fit", "llama-3.1-8b", "--gpu", "h100", "--tp", "2", "--reserve", "4GiB")
+    assert code == 2
+    assert "do not go with an engine's flags" in err

@@ -1,0 +1,70 @@
+"""Weights of a rank, against figures that start-up logs print."""
+
+import pytest
+
+from capplan.capacity.engines.weights import quantized, rank_weights, stage_layers
+from capplan.errors import InputError
+from capplan.models.registry import model
+
+GIB = 2**30
+
+
+def gib(name: str, quant: str | None = None, **how: int) -> float:
+    return rank_weights(quantized(model(name), quant), **how).bytes / GIB  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("name", "quant", "tp", "logged"),
+    [
+        ("llama-3.1-8b", None, 1, 14.99),
+        ("llama-3.1-8b", None, 2, 7.51),
+        ("llama-3.1-8b", None, 4, 3.77),
+        ("llama-3.1-8b", "fp8", 1, 8.49),
+        ("llama-3.1-8b", "int4", 1, 5.38),
+        ("llama-3.3-70b", "fp8", 1, 67.72),
+        ("llama-3.3-70b", "int8", 2, 33.88),
+        ("qwen2.5-7b", None, 4, 3.55),
+        ("qwen3-32b", None, 1, 61.03),
+        ("gemma-2-27b", None, 1, 50.72),
+        ("deepseek-r1", None, 8, 79.41),
+    ],
+)
+def test_as_logged(name: str, quant: str | None, tp: int, logged: float) -> None:
+    assert gib(name, quant, tp=tp) == pytest.approx(logged, rel=0.01)
+
+
+def test_experts_padded_for_their_kernels() -> None:
+    assert gib("gpt-oss-20b") == pytest.approx(13.72, rel=0.01)  # Marlin
+    assert gib("gpt-oss-20b", tp=2) == pytest.approx(7.01, rel=0.01)
+    assert gib("gpt-oss-120b", tp=4) == pytest.approx(17.22, rel=0.01)
+
+
+def test_pipeline_stages_hold_the_tables_at_the_ends() -> None:
+    held = rank_weights(model("llama-3.1-8b"), pp=4)
+    assert held.bytes / GIB == pytest.approx(4.26, rel=0.01)
+    assert held.least < 0.8 * held.bytes
+    assert sum(stage_layers(61, 4)) == 61
+
+
+def test_heads_are_copied_past_their_number() -> None:
+    once, past = rank_weights(model("qwen2.5-7b"), tp=4), rank_weights(model("qwen2.5-7b"), tp=28)
+    keys = model("qwen2.5-7b").layers[0][0]
+    assert once.parts["attention"] * 4 < past.parts["attention"] * 28, keys
+
+
+def test_drafts_only_under_speculation() -> None:
+    plain, drafted = rank_weights(model("glm-5")), rank_weights(model("glm-5"), drafts=True)
+    assert "draft" not in plain.parts
+    assert drafted.bytes > plain.bytes or not model("glm-5").draft_weights
+
+
+def test_whole_experts_or_divided_ones_weigh_the_same() -> None:
+    whole = rank_weights(model("qwen3-30b-a3b"), tp=8, expert_parallel=True).parts["experts"]
+    assert whole == pytest.approx(rank_weights(model("qwen3-30b-a3b"), tp=8).parts["experts"])
+
+
+def test_what_is_not_known_is_refused() -> None:
+    with pytest.raises(InputError, match="quantization 'fp3' is not on record"):
+        quantized(model("llama-3.1-8b"), "fp3")
+    with pytest.raises(InputError, match="32 layers can't be divided over 33 pipeline stages"):
+        rank_weights(model("llama-3.1-8b"), pp=33)
