@@ -48,6 +48,11 @@ def read_config(path: Path) -> Model:
     return from_config(config, id=name, name=name, where=where, side=quantised, source=str(path))
 
 
+def _printable(name: str) -> str:
+    """A name that may be of a folder, safe to print."""
+    return "".join(c if c.isprintable() else "?" for c in name)
+
+
 def from_config(
     config: dict[str, Any],
     *,
@@ -76,8 +81,8 @@ def from_config(
 
         dtype = dominant(decoder.weights, decoder.layout, decoder.hidden, quantization).dtype
     return Model(
-        id=id,
-        name=name,
+        id=_printable(id),
+        name=_printable(name),
         family=outer.text("model_type") or model_type,
         hidden_size=decoder.hidden,
         layers=tuple(decoder.layout),

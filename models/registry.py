@@ -8,7 +8,7 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
-from capplan.errors import DataFileError, MissingPackageError, near_misses
+from capplan.errors import DataFileError, InputError, MissingPackageError, near_misses
 from capplan.models.fields import MAX_LAYERS, Fields
 from capplan.models.hf import DTYPES, from_config
 from capplan.models.spec import Attention, Model
@@ -51,6 +51,10 @@ def model(name: str) -> Model:
         DataFileError: the row or the file can't be read right, or the hub has no such model.
         MissingPackageError: a hub id, and huggingface_hub is not installed.
     """
+    if name.startswith(("http://", "https://")):
+        parts = name.partition("//")[2].split("/")
+        hub_id = "/".join(parts[1:3]) if len(parts) > 2 else "org/name"
+        raise InputError(f"{name!r} is an address; write the hub id, such as {hub_id!r}")
     if name.startswith((".", "/")) or name.endswith(_ENDINGS):
         return _read(name)
     path = _ROWS.find(name)
@@ -129,6 +133,8 @@ def _check(row: dict[str, Any], path: Path, where: str) -> None:
         items = value if isinstance(value, list) else []
         if type(value) is not kind or not all(type(item) is str for item in items):
             raise error(f"key '{key}' is not {_TYPES[kind]}")
+        if not all(text.isprintable() for text in (value, *items) if isinstance(text, str)):
+            raise error(f"key '{key}' has a character that can't be printed")
     for key, (_, needed) in _KEYS.items():
         if needed and key not in row:
             raise error(f"key '{key}' is missing")

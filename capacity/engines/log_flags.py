@@ -67,18 +67,24 @@ NAMES: dict[str, dict[str, str]] = {
         "max_tokens": "max_total_tokens",
     },
 }
-_NUMBERS = frozenset(
-    (
-        *(
-            "tensor_parallel_size",
-            "pipeline_parallel_size",
-            "data_parallel_size",
-            "decode_context_parallel_size",
+# the settings that are whole numbers, and the most that one can be
+MOST: dict[str, int] = {
+    **dict.fromkeys(
+        (
+            *("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"),
+            *("decode_context_parallel_size", "expert_parallel_size", "num_speculative_tokens"),
         ),
-        *("expert_parallel_size", "max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size"),
-        *("num_speculative_tokens", "kv_cache_memory_bytes", "num_gpu_blocks_override", "max_total_tokens"),
-    )
-)
+        1024,
+    ),
+    **dict.fromkeys(
+        (
+            *("max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size"),
+            *("num_gpu_blocks_override", "max_total_tokens"),
+        ),
+        10**12,
+    ),
+    "kv_cache_memory_bytes": 10**15,
+}
 _SHARES = frozenset(("gpu_memory_utilization",))
 _SWITCHES = frozenset(
     ("enable_expert_parallel", "enforce_eager", "enable_prefix_caching", "disable_radix_cache")
@@ -116,8 +122,8 @@ def read(name: str, text: str) -> Value | None:
         return None
     if name in _SWITCHES:
         return {"true": True, "false": False}.get(text.lower())
-    if name in _NUMBERS:
-        return int(text) if text.isdecimal() and len(text) < 16 else None
+    if name in MOST:
+        return int(text) if re.fullmatch("[0-9]{1,16}", text) and 0 < int(text) <= MOST[name] else None
     if name in _SHARES:
         try:
             share = float(text)

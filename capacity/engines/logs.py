@@ -51,6 +51,11 @@ _PROCESS = re.compile(rb"\((\w{1,40})(?: rank=(\d{1,5}))?(?: pid=(\d{1,10}))[^)]
 _PARTS = re.compile(rb"(?:DP|PP|TP|EP)\d{1,5}")
 _SGLANG = re.compile(rb"\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d((?: (?:DP|PP|TP|EP|ATTN_\w{1,6})\d{1,5}){1,6})\]")
 _MPI = re.compile(rb"\[(?:RANK (\d{1,5})|1,(\d{1,5}))\]")
+# how a record begins, and not the rest of one that a terminal has broken
+_RECORD = re.compile(
+    rb"\s{0,8}(?:\x1b|INFO|DEBUG|WARNING|ERROR|CRITICAL|Traceback|\(\w{1,40} (?:rank|pid)=|\{\"|\[(?:\d|TensorRT|TRT)"
+    rb"|\d{4}-\d\d-|[WIE]\d{4} |/\S{1,200}:\d{1,6}: )|\s{0,80}\n"
+)
 _TEXTS = ("log", "message", "msg", "MESSAGE", "textPayload", "text", "line", "body")
 
 
@@ -142,7 +147,8 @@ class _Reading:
                 number += piece.count(b"\n", at, start)
                 at = start
                 self.cut += end - start > LONGEST_LINE
-                self.line(piece[start : min(end + 1, start + LONGEST_LINE)], number, known)
+                raw = piece[start : min(end + 1, start + LONGEST_LINE)]
+                self.line(_unwrapped(raw, piece, end) if known.flags else raw, number, known)
                 if self.stopped is not None or (serving and not self.ready):
                     break
             else:
@@ -303,6 +309,20 @@ def _pieces(stream: BinaryIO) -> Iterator[tuple[bytes, int]]:
             yield b"", 1
     if rest:
         yield rest, 0
+
+
+def _unwrapped(raw: bytes, piece: bytes, end: int) -> bytes:
+    """A line of settings as it was before a terminal broke it: with the lines that follow, up to the next record."""
+    lines = [raw.rstrip(b"\r\n")]
+    if raw.lstrip()[:1] == b"{" or _ANSI.sub(b"", lines[0]).rstrip()[-1:] in (b"}", b")"):
+        return raw  # JSON, or whole
+    size, at = len(raw), end + 1
+    while at < len(piece) and size < LONGEST_LINE and not _RECORD.match(piece, at):
+        end = piece.find(b"\n", at)
+        end = len(piece) if end < 0 else end
+        lines.append(piece[at : min(end, at + LONGEST_LINE)].rstrip(b"\r"))
+        size, at = size + len(lines[-1]) + 1, end + 1
+    return raw if len(lines) == 1 else b"".join(lines) + b"\n"
 
 
 def _texts(raw: bytes) -> list[bytes]:

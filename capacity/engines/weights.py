@@ -88,8 +88,9 @@ def quantized(model: Model, quant: str | None) -> Model:
 
 
 def _left_alone(model: Model) -> tuple[str, ...]:
-    """What NVFP4 builds leave in 16 bit: latent attention, and the mixers of recurrent layers."""
-    buckets = ("mixer", "attention", "index") if _first(model, LatentAttention) else ("mixer",)
+    """What NVFP4 builds leave in 16 bit: all but the routed experts; of models without, the mixers of recurrence."""
+    mixture = any(weight.bucket == "experts" for weight in model.weights)
+    buckets = ("mixer", "attention", "index", "mlp", "shared") if mixture else ("mixer",)
     names = {weight.name.removesuffix(".weight") for weight in model.weights if weight.bucket in buckets}
     cores = sorted(name.split(".N.", 1)[-1] for name in names)
     return tuple(f"re:.*\\.\\d+\\.{re.escape(core)}" for core in cores)

@@ -8,6 +8,7 @@ from os import PathLike
 from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar
 
 from capplan.capacity.answer import Answer, Working
+from capplan.capacity.engines import log_flags
 from capplan.capacity.engines.budget import budget
 from capplan.capacity.engines.deployment import Deployment
 from capplan.capacity.engines.device import Device, device_of
@@ -200,14 +201,22 @@ def _deployment(log: StartupLog, engine: str, given: dict[str, Any], work: Worki
         said["enable_expert_parallel"] = True
     if log.flags.get("disable_radix_cache"):
         said["enable_prefix_caching"] = False
-    if pinned := log.least("pinned_bytes"):
+    pinned = log.least("pinned_bytes")
+    if pinned is not None and pinned.value > 0:
         said["kv_cache_memory_bytes"] = int(pinned.value)
-    if ranks := log.least("context_ranks"):
-        said.setdefault("decode_context_parallel_size", int(ranks.value))
-    if "max_model_len" not in said and (context := log.least("context")):
-        said["max_model_len"] = int(context.value)
+    for flag, name in (("decode_context_parallel_size", "context_ranks"), ("max_model_len", "context")):
+        told = log.least(name)
+        if told is not None and 0 < told.value <= log_flags.MOST[flag]:
+            said.setdefault(flag, int(told.value))
     if unknown := next((name for name in given if name not in known), None):
         raise InputError(f"unknown flag {unknown!r}; those of a Deployment are accepted")
+    for flag, value in given.items():
+        most = log_flags.MOST.get(flag)
+        if most is not None and value is not None and not (type(value) is int and 0 < value <= most):
+            raise InputError(f"{flag} {value!r} is not a whole number from 1 to {most:,}")
+    share = given.get("gpu_memory_utilization")
+    if share is not None and not 0 < terms.number(share) <= 1:
+        raise InputError(f"gpu_memory_utilization {share!r} is not a share above 0 and up to 1")
     version = given.pop("version", None) or log.version
     if engine == "vllm" and version is not None and given.get("version") is None:
         try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from capplan.capacity.engines.budget import Budget
@@ -39,6 +39,7 @@ _BYTES = {
     "peak and graphs": GIB,
     "CUDA graphs": GIB,
     "graph estimate": GIB,
+    "KV memory": 1.5 * GIB,  # what the terms before it may be off by together
 }
 _GIVEN = (
     0.01  # how far blocks, tokens and concurrency may be off, given the memory that the log says they have
@@ -104,8 +105,9 @@ def pinned(log: StartupLog) -> str | None:
 
 def cache_memory(log: StartupLog) -> Measured | None:
     """Memory of the cache, of the rank with the least."""
-    if (found := log.least("kv_bytes")) is not None:
-        return found
+    for name in ("pools_bytes", "kv_bytes"):
+        if (found := log.least(name)) is not None:
+            return found
     keys, values = log.least("k_bytes"), log.least("v_bytes")  # SGLang has them apart
     if keys is None or values is None:
         return None
@@ -114,8 +116,9 @@ def cache_memory(log: StartupLog) -> Measured | None:
 
 
 def _pools(log: StartupLog) -> bool:
-    """Whether SGLang has pools beside that of the cache, for states or windows."""
-    return bool(log.most("conv_bytes") or log.most("window_tokens"))
+    """Whether SGLang has pools beside the one that is known, for states or windows."""
+    windows = log.most("window_tokens") and not log.most("pools_bytes")
+    return bool(log.most("conv_bytes") or windows)
 
 
 def compared(log: StartupLog, found: Predictions | None) -> Iterator[Line]:
@@ -139,7 +142,12 @@ def compared(log: StartupLog, found: Predictions | None) -> Iterator[Line]:
         ]
     for name, key, term in terms:
         if (most := log.most(key)) is not None:
-            yield _term(name, most, term(found.alone) if found else None)
+            line = _term(name, most, term(found.alone) if found else None)
+            if name == "graph estimate" and line.verdict == UNEXPLAINED and found and not found.alone.graphs:
+                line = replace(
+                    line, verdict=EXPLAINED, why="only told: this version takes nothing from the cache for it"
+                )
+            yield line
     memory = cache_memory(log)
     if memory is not None:
         yield _memory(log, memory, found)
@@ -182,7 +190,7 @@ def _memory(log: StartupLog, measured: Measured, found: Predictions | None) -> L
         return line(None, NOT_PREDICTED, "")
     predicted = found.alone.kv
     if _near("KV memory", predicted, measured):
-        return line(predicted, AGREES, f"within {_SHARE['KV memory']:.0%}")
+        return line(predicted, AGREES, f"within {gib(_allowed('KV memory', measured))}")
     if cause := pinned(log):
         return line(predicted, EXPLAINED, cause)
     if _pools(log):

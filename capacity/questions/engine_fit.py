@@ -10,7 +10,7 @@ from capplan.capacity.answer import Answer, Working
 from capplan.capacity.engines.budget import Budget, budget
 from capplan.capacity.engines.deployment import Deployment
 from capplan.capacity.engines.device import GIB, Device, device_of
-from capplan.capacity.engines.weights import FORMATS
+from capplan.capacity.engines.vllm_memory import kv_bytes_left
 from capplan.capacity.questions import terms
 from capplan.errors import CapplanError, InputError
 from capplan.models.resolve import with_tower
@@ -149,6 +149,16 @@ def engine_fit(
     work.assume(*rank.assumptions)
     if flags.engine == "vllm":
         work.assume(_FITTED)
+        work(
+            kv_bytes_left,
+            f"vllm {flags.version}, one rank",
+            total=rank.total,
+            utilization=flags.gpu_memory_utilization or 0.0,
+            weights=rank.weights,
+            activation_peak=rank.activation_peak,
+            non_torch=rank.non_torch,
+            graphs=rank.graphs,
+        )
     at = {length: _at(spec, device, flags, length) for length in contexts or ()}
     return EngineFit(
         inputs={
@@ -245,9 +255,14 @@ def _longest(model: Model, device: Device, rank: Budget) -> int | None:
 
 
 def _changes(model: Model, device: Device, rank: Budget) -> Iterator[dict[str, Any]]:
-    """Changes that do, each recomputed: flags before precision before further GPUs."""
+    """Changes that do, each recomputed: flags before precision before further GPUs, as few of them as it takes."""
     flags = rank.deployment
+    others = flags.pipeline_parallel_size * flags.data_parallel_size
+    done: set[Deployment] = set()  # on more GPUs: they do, so that yet more need not be tried
     for text, changed in _candidates(model, rank):
+        fewest = replace(changed, tensor_parallel_size=flags.tensor_parallel_size)
+        if fewest in done:
+            continue
         try:
             found = budget(model, device, changed)
         except CapplanError:
@@ -259,35 +274,36 @@ def _changes(model: Model, device: Device, rank: Budget) -> Iterator[dict[str, A
                 "kv_tokens": found.kv_tokens,
                 "max_concurrency": found.max_concurrency,
                 "max_model_len": found.deployment.max_model_len,
-                "gpus": changed.tensor_parallel_size
-                * flags.pipeline_parallel_size
-                * flags.data_parallel_size,
+                "gpus": changed.tensor_parallel_size * others,
             }
-            if changed.tensor_parallel_size > flags.tensor_parallel_size:
-                return  # the fewest GPUs that do
+            if changed != fewest:
+                done.add(fewest)
 
 
 def _candidates(model: Model, rank: Budget) -> Iterator[tuple[str, Deployment]]:
     flags = rank.deployment
     if flags.gpu_memory_utilization is not None and flags.gpu_memory_utilization < 0.95:
         yield "--gpu-memory-utilization 0.95", replace(flags, gpu_memory_utilization=0.95)
-    blocks = rank.num_blocks
-    seqs = flags.max_num_seqs or 0
+    blocks, seqs = rank.num_blocks, flags.max_num_seqs or 0
     if fewer := _power_below(min(seqs, blocks + 1) if blocks else seqs):
         yield f"--max-num-seqs {fewer}", replace(flags, max_num_seqs=fewer)
+    if rank.graphs and not flags.enforce_eager:
+        yield "--enforce-eager", replace(flags, enforce_eager=True)
     if rank.pool.longest:
         yield f"--max-model-len {rank.pool.longest}", replace(flags, max_model_len=rank.pool.longest)
     if flags.kv_cache_dtype == "auto":
-        yield "--kv-cache-dtype fp8", replace(flags, kv_cache_dtype="fp8")
-    if rank.graphs and not flags.enforce_eager:
-        yield "--enforce-eager", replace(flags, enforce_eager=True)
-    if flags.quantization is None and model.quantization is None:
-        for quant in ("fp8", "int4"):
-            assert quant in FORMATS
-            yield f"a build in {quant}", replace(flags, quantization=quant)
+        yield "--kv fp8", replace(flags, kv_cache_dtype="fp8")
+    builds = ("fp8", "int4") if flags.quantization is None and model.quantization is None else ()
+    for build in builds:
+        yield f"--weights {build}", replace(flags, quantization=build)
+    if builds and flags.kv_cache_dtype == "auto":
+        yield "--weights fp8 --kv fp8", replace(flags, quantization="fp8", kv_cache_dtype="fp8")
     ranks = 2 * flags.tensor_parallel_size
     while ranks <= _MOST_RANKS:
-        yield f"--tensor-parallel-size {ranks}", replace(flags, tensor_parallel_size=ranks)
+        more = replace(flags, tensor_parallel_size=ranks)
+        for build in builds[:1]:
+            yield f"--weights {build} --tp {ranks}", replace(more, quantization=build)
+        yield f"--tp {ranks}", more
         ranks *= 2
 
 

@@ -73,6 +73,18 @@ def test_what_is_given_wins_over_the_log() -> None:
         asked(LLAMA, flags={"gmu": 0.5})
 
 
+@pytest.mark.parametrize(
+    ("flag", "value"),
+    [
+        *(("tensor_parallel_size", 0), ("tensor_parallel_size", 2000), ("max_model_len", -1)),
+        *(("block_size", 1.5), ("gpu_memory_utilization", 90.0), ("gpu_memory_utilization", float("nan"))),
+    ],
+)
+def test_given_flags_out_of_bounds(flag: str, value: float) -> None:
+    with pytest.raises(InputError, match=f"{flag} .* is not"):
+        asked(LLAMA, flags={flag: value})
+
+
 def test_a_pool_that_is_pinned() -> None:
     pinned = LLAMA.replace(
         "'max_model_len': 8192,", "'max_model_len': 8192, 'num_gpu_blocks_override': 4096,"
@@ -168,6 +180,13 @@ def test_without_a_gpu_the_memory_of_the_log_is_taken() -> None:
 def test_a_build_of_ones_own() -> None:
     found = asked(LLAMA.replace("v0.19.0", "v0.1.dev9+gabcdef"), flags={})
     assert any("a build of one's own" in text for text in found.assumptions)
+
+
+def test_an_estimate_of_graphs_that_nothing_is_taken_for() -> None:
+    told = "CUDA graph pool memory: 0.61 GiB (actual), 6.10 GiB (estimated), difference: x\nINFO:     App"
+    for name, verdict in (("vllm-0.19.0", "explained"), ("vllm-0.24.0", "unexplained")):
+        text = (STARTUPS / f"{name}.log").read_text().replace("INFO:     App", told)
+        assert verdicts(asked(text))["graph estimate"] == verdict
 
 
 def test_pools_beside_that_of_the_cache() -> None:

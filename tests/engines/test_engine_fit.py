@@ -36,13 +36,19 @@ def test_changes_that_would_do() -> None:
     assert found.largest_max_model_len is not None
     flags = [change["flags"] for change in found.changes]
     assert f"--max-model-len {found.largest_max_model_len}" in flags
-    assert "--tensor-parallel-size 2" in flags
+    assert "--weights fp8 --kv fp8" in flags
     assert len(flags) <= MOST_CHANGES
     assert [change["gpus"] for change in found.changes] == sorted(change["gpus"] for change in found.changes)
     shorter = Deployment(version="0.19.0", max_model_len=found.largest_max_model_len)
     assert engine_fit("llama-3.1-8b", "rtx-3090", shorter).starts
     longer = Deployment(version="0.19.0", max_model_len=found.largest_max_model_len + 16)
     assert not engine_fit("llama-3.1-8b", "rtx-3090", longer).starts
+
+
+def test_more_gpus_as_few_as_it_takes() -> None:
+    found = engine_fit("llama-3.3-70b", "h100-sxm", Deployment(version="0.19.0"))
+    assert [(change["flags"], change["gpus"]) for change in found.changes][-1] == ("--tp 4", 4)
+    assert "--weights fp8 --tp 2" in [change["flags"] for change in found.changes]
 
 
 @pytest.mark.parametrize("engine", ["sglang", "tensorrt-llm"])

@@ -181,6 +181,18 @@ def test_flags_of_every_spelling() -> None:
     assert read_bytes(log("tensorrt-llm-1.1")).flags["max_model_len"] == 32768
 
 
+@pytest.mark.parametrize("width", [100, 132, 147])
+@pytest.mark.parametrize("name", ["vllm-0.6.6", "vllm-0.19.0", "sglang-0.5.9"])
+def test_settings_that_a_terminal_has_wrapped(name: str, width: int) -> None:
+    lines = log(name).decode().splitlines()
+    wrapped = [
+        line[at : at + width]
+        for line in lines
+        for at in range(0, max(1, len(line)), width if "=" in line else 10**6)
+    ]
+    assert read_bytes("\n".join(wrapped).encode()).flags == read_bytes(log(name)).flags
+
+
 def test_secrets_are_not_kept() -> None:
     for name in FILES:
         assert "not-to-be-kept" not in repr(read_bytes((STARTUPS / name).read_bytes()))
@@ -274,6 +286,26 @@ def test_what_a_failure_says_of_lengths() -> None:
     assert [gib(found, name) for name in ("needed_bytes", "kv_bytes")] == [16.0, 7.61]
 
 
+def test_lines_of_sglang_with_more_in_them() -> None:
+    found = read_bytes(
+        b"[2026-08-28 21:32:38] Load weight end. elapsed=787.55 s, type=X, quant=modelopt_fp4, avail mem=29.01 GB, "
+        b"mem usage=82.97 GB.\n"
+        b"[2026-08-28 21:34:13] Load weight end. elapsed=94.49 s, type=Y, avail mem=30.67 GB, mem usage=-1.86 GB.\n"
+        b"[2026-08-28 21:34:15] KV Cache is allocated. dtype: torch.bfloat16, #tokens: 159552, K size: 1.83 GB, "
+        b"V size: 1.83 GB\n"
+        b"[2026-08-28 21:34:15] SWAKVPool mem usage: 79.94 GB, swa size: 798276, full size: 997846\n"
+        b"[2026-08-28 21:34:51] Capture target verify CUDA graph end. elapsed=1.61 s, mem usage=0.11 GB, "
+        b"avail mem=26.15 GB.\n"
+        b"[2026-08-28 21:35:15] The server is fired up and ready to roll!\n"
+    )
+    assert {name: gib(found, f"{name}_bytes") for name in ("weights", "k", "graphs", "pools")} == {
+        **{"weights": 82.97, "k": 1.83},  # the model's, not its draft's
+        **{"graphs": 0.11, "pools": 79.94},
+    }
+    assert least(found, "window_tokens") == 798276
+    assert (found.ready, found.unread) == (True, 0)
+
+
 def test_gpu_where_it_is_printed() -> None:
     assert read_bytes(log("vllm-0.19.0")).gpu == "NVIDIA H100 80GB HBM3"
     assert read_bytes(b"GPU 0: NVIDIA H200 (UUID: GPU-1)\n").gpu == "NVIDIA H200"
@@ -326,6 +358,8 @@ def test_pieces_of_logs_in_any_order(data: st.DataObject) -> None:
 @given(st.binary(max_size=10_000))
 def test_any_bytes(content: bytes) -> None:
     found = read_bytes(content)
+    if content[:2] in (b"\xff\xfe", b"\xfe\xff"):  # taken for UTF-16
+        return
     assert found.bytes == len(content)
     assert found.lines == content.count(b"\n") + (not content.endswith(b"\n") and bool(content))
 

@@ -269,3 +269,23 @@ def test_a_wrong_row(own_row: Callable[[str], None], text: str, old: str, new: s
         model("mine")
     assert message in str(caught.value)
     assert "mine.toml" in str(caught.value)
+
+
+def test_a_folder_of_any_name_is_safe_to_print(tmp_path: Path) -> None:
+    folder = tmp_path / "a\x1b[31mb\nc"
+    folder.mkdir()
+    (folder / "config.json").write_bytes((SPECS.parents[1] / "examples/llama-3.1-70b/config.json").read_bytes())
+    assert model(str(folder)).id == "a?[31mb?c"
+
+
+@pytest.mark.parametrize(
+    ("address", "hub_id"),
+    [
+        ("https://huggingface.co/meta-llama/Llama-3.3-70B", "meta-llama/Llama-3.3-70B"),
+        ("https://huggingface.co/org/name/blob/main/config.json", "org/name"),
+        ("http://x", "org/name"),
+    ],
+)
+def test_an_address_is_told_the_hub_id(address: str, hub_id: str) -> None:
+    with pytest.raises(InputError, match=f"is an address; write the hub id, such as '{hub_id}'"):
+        model(address)
