@@ -11,6 +11,16 @@ from capplan.__main__ import main
 os.environ["HF_HUB_OFFLINE"] = "1"  # read when the client is imported
 
 
+@pytest.fixture(scope="session")
+def data() -> Path:
+    """The folder of measured and recorded facts: $CAPPLAN_MEASURED_DATA, or shared/data beside the repository."""
+    given = os.environ.get("CAPPLAN_MEASURED_DATA")
+    folder = Path(given) if given else Path(__file__).parents[2] / "shared" / "data"
+    if not folder.is_dir():
+        pytest.skip(f"no measured data: neither $CAPPLAN_MEASURED_DATA nor {folder}")
+    return folder
+
+
 @pytest.fixture
 def run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -30,15 +29,6 @@ LLAMA: dict[str, Any] = {
 MATRICES = [(256, 256), (128, 256), (128, 256), (256, 256), (576, 256), (576, 256), (256, 576)]
 NORMS = 3 * 2 * 256 + 256
 TABLES = 2 * 1000 * 256
-
-
-@pytest.fixture(scope="module")
-def data() -> Path:
-    given = os.environ.get("CAPPLAN_MEASURED_DATA")
-    folder = Path(given) if given else Path(__file__).parents[2] / "shared" / "data"
-    if not folder.is_dir():
-        pytest.skip(f"no recorded facts: neither $CAPPLAN_MEASURED_DATA nor {folder}")
-    return folder
 
 
 def of(**given: Any) -> Checkpoint:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import os
 import re
 import runpy
 import subprocess
@@ -22,17 +23,22 @@ README = ROOT / "README.md"
 BLOCK = re.compile(r"```console\n\$ (capplan[^\n]*)\n(.*?)```", re.DOTALL)
 
 
-def output_of(command: str) -> str:
+def output_of(command: str, data: Path) -> str:
+    """What a command prints; a file of measured rows is looked for among the measured data."""
+    args = command.split()[1:]
+    if args[0] == "validate":
+        args[2] = str(data / args[2])
     stdout, stderr = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(stdout), contextlib.redirect_stderr(stderr):
-        code = main(command.split()[1:])
+        code = main(args)
     assert code in (0, 1), stderr.getvalue()
     return stdout.getvalue()
 
 
 @pytest.mark.parametrize(("command", "shown"), BLOCK.findall(README.read_text("utf-8")))
-def test_command_prints_what_is_shown(command: str, shown: str) -> None:
-    assert output_of(command) == shown
+def test_command_prints_what_is_shown(command: str, shown: str, request: pytest.FixtureRequest) -> None:
+    folder = request.getfixturevalue("data") if " validate " in command else ROOT
+    assert output_of(command, folder) == shown
 
 
 def test_there_are_commands() -> None:
@@ -69,7 +75,8 @@ def test_demo_command_runs_on_a_real_file() -> None:
 
 
 if __name__ == "__main__":
-    text = README.read_text("utf-8")
-    README.write_text(
-        BLOCK.sub(lambda m: f"```console\n$ {m[1]}\n{output_of(m[1])}```", text), "utf-8", newline="\n"
+    folder = Path(os.environ.get("CAPPLAN_MEASURED_DATA") or ROOT.parent / "shared" / "data")
+    anew = BLOCK.sub(
+        lambda m: f"```console\n$ {m[1]}\n{output_of(m[1], folder)}```", README.read_text("utf-8")
     )
+    README.write_text(anew, "utf-8", newline="\n")

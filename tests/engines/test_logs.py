@@ -299,8 +299,10 @@ def test_lines_of_sglang_with_more_in_them() -> None:
         b"[2026-08-28 21:35:15] The server is fired up and ready to roll!\n"
     )
     assert {name: gib(found, f"{name}_bytes") for name in ("weights", "k", "graphs", "pools")} == {
-        **{"weights": 82.97, "k": 1.83},  # the model's, not its draft's
-        **{"graphs": 0.11, "pools": 79.94},
+        "weights": 82.97,
+        "k": 1.83,  # the model's, not its draft's
+        "graphs": 0.11,
+        "pools": 79.94,
     }
     assert least(found, "window_tokens") == 798276
     assert (found.ready, found.unread) == (True, 0)

@@ -2,7 +2,6 @@
 
 import csv
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -88,15 +87,6 @@ def elements(model: Model) -> dict[str, int]:
 
 
 # --- against recorded facts ---------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def data() -> Path:
-    given = os.environ.get("CAPPLAN_MEASURED_DATA")
-    folder = Path(given) if given else Path(__file__).parents[3] / "shared" / "data"
-    if not (folder / "oracle").is_dir():
-        pytest.skip(f"no recorded facts: neither $CAPPLAN_MEASURED_DATA nor {folder}")
-    return folder
 
 
 def test_oracle(data: Path) -> None:

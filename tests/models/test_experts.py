@@ -2,7 +2,6 @@
 
 import csv
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -26,16 +25,6 @@ ROWS = (
 )
 # The recorded count of this one has its vision and audio towers in it
 WITH_TOWERS = {"muse-spark"}
-
-
-@pytest.fixture(scope="module")
-def data() -> Path:
-    """The folder of recorded facts: $CAPPLAN_MEASURED_DATA, or shared/data beside the repository."""
-    given = os.environ.get("CAPPLAN_MEASURED_DATA")
-    folder = Path(given) if given else Path(__file__).parents[3] / "shared" / "data"
-    if not folder.is_dir():
-        pytest.skip(f"no recorded facts: neither $CAPPLAN_MEASURED_DATA nor {folder}")
-    return folder
 
 
 # Families whose experts have the intermediate_size

@@ -2,7 +2,6 @@
 
 import csv
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -30,16 +29,6 @@ ROWS = (
     *("deepseek-v4-flash", "deepseek-v4-pro", "glm-5", "glm-5-fp8", "glm-5.2", "kimi-k2", "kimi-k2.5"),
     *("mistral-large-3-675b", "mistral-small-4-119b"),
 )
-
-
-@pytest.fixture(scope="module")
-def data() -> Path:
-    """The folder of recorded facts: $CAPPLAN_MEASURED_DATA, or shared/data beside the repository."""
-    given = os.environ.get("CAPPLAN_MEASURED_DATA")
-    folder = Path(given) if given else Path(__file__).parents[3] / "shared" / "data"
-    if not folder.is_dir():
-        pytest.skip(f"no recorded facts: neither $CAPPLAN_MEASURED_DATA nor {folder}")
-    return folder
 
 
 # --- published numbers -----------------------------------------------------------------------------------------

@@ -2,7 +2,6 @@
 
 import csv
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -40,16 +39,6 @@ DENSE = set("FSNXfs")  # codes of layers with attention to everything or a windo
 UNUSED = {"google/gemma-3n-E4B-it": 31_461_120, "google/gemma-3n-E2B-it": 20_974_080}
 # eight tokens for images, which the recorded total counts and the recorded table does not
 IMAGES = {"meta-llama/Llama-3.2-90B-Vision-Instruct": 8 * 8192}
-
-
-@pytest.fixture(scope="module")
-def data() -> Path:
-    """The folder of recorded facts: $CAPPLAN_MEASURED_DATA, or shared/data beside the repository."""
-    given = os.environ.get("CAPPLAN_MEASURED_DATA")
-    folder = Path(given) if given else Path(__file__).parents[3] / "shared" / "data"
-    if not folder.is_dir():
-        pytest.skip(f"no recorded facts: neither $CAPPLAN_MEASURED_DATA nor {folder}")
-    return folder
 
 
 def dense_facts(data: Path) -> list[dict[str, Any]]:

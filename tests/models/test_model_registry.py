@@ -274,7 +274,9 @@ def test_a_wrong_row(own_row: Callable[[str], None], text: str, old: str, new: s
 def test_a_folder_of_any_name_is_safe_to_print(tmp_path: Path) -> None:
     folder = tmp_path / "a\x1b[31mb\nc"
     folder.mkdir()
-    (folder / "config.json").write_bytes((SPECS.parents[1] / "examples/llama-3.1-70b/config.json").read_bytes())
+    (folder / "config.json").write_bytes(
+        (SPECS.parents[1] / "examples/llama-3.1-70b/config.json").read_bytes()
+    )
     assert model(str(folder)).id == "a?[31mb?c"
 
 

@@ -2,7 +2,6 @@
 
 import csv
 import json
-import os
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -30,16 +29,6 @@ ROWS = (
 LFM3_KERNEL = "lfm3-1.7b"  # they assume a kernel of 3; the class's default is 7
 WITH_A_TOWER = "glm-5.3-flash"  # their total has the vision tower in it
 OWN_BIAS = 1e-5  # they count the routers' correction biases among the active parameters
-
-
-@pytest.fixture(scope="module")
-def data() -> Path:
-    """The folder of recorded facts: $CAPPLAN_MEASURED_DATA, or shared/data beside the repository."""
-    given = os.environ.get("CAPPLAN_MEASURED_DATA")
-    folder = Path(given) if given else Path(__file__).parents[3] / "shared" / "data"
-    if not folder.is_dir():
-        pytest.skip(f"no recorded facts: neither $CAPPLAN_MEASURED_DATA nor {folder}")
-    return folder
 
 
 def part(kept: Cache, name: str) -> float:
