@@ -77,6 +77,8 @@ def budget(
     Raises InputError where the model or the flags are not on record for the engine.
     """
     flags = with_defaults(model, device, asked)
+    if flags.quantization == "fp32" and flags.kv_cache_dtype == "auto":
+        flags = replace(flags, kv_cache_dtype="fp32")  # the cache has the model's dtype
     if flags.engine == "vllm":
         _divides(model, flags.tensor_parallel_size)
     held = _rank_weights(quantized(model, flags.quantization), flags, device.generation == "rocm")
@@ -92,14 +94,15 @@ def budget(
         if peak is None:
             peak = activation_peak(model, device, flags, samples=stage == len(counts) - 1)
         left = kv_bytes_left(device.total_bytes, share, weights, peak, outside, graphs)
-        stages.append((left / layers, stage, weights, peak, left))
-    _, stage, weights, peak, left = min(stages)  # the one with the least room for a layer
+        start = sum(counts[:stage])
+        if _caches(model, start, layers) or len(counts) == 1:
+            stages.append((left / layers, start, layers, weights, peak, left))
+    _, start, layers, weights, peak, left = min(stages)  # the one with the least room for a layer
     if kv_bytes is not None:
         left = kv_bytes
     if flags.kv_cache_memory_bytes is not None:
         left = float(flags.kv_cache_memory_bytes)
-    start = sum(counts[:stage])
-    here = model if len(counts) == 1 else replace(model, layers=model.layers[start : start + counts[stage]])
+    here = model if len(counts) == 1 else replace(model, layers=model.layers[start : start + layers])
     return Budget(
         total=device.total_bytes,
         requested=device.total_bytes * share,
@@ -113,6 +116,12 @@ def budget(
         pool=vllm_pool(here, device, flags, left),
         deployment=flags,
     )
+
+
+def _caches(model: Model, start: int, layers: int) -> bool:
+    """Whether any of the layers keeps a cache of its own."""
+    parts = (part for layer in model.layers[start : start + layers] for part in layer)
+    return any(not getattr(part, "shared", False) for part in parts)
 
 
 def _divides(model: Model, ranks: int) -> None:
@@ -168,7 +177,7 @@ def _static(
         left = requested - weights
     else:
         if flags.tensor_parallel_size > 1:
-            outside += constant("collectives_old")
+            outside += constant("collectives_plain")
         free = (device.free_bytes or device.total_bytes) - weights - outside
         left = share * free
         requested = weights + outside + left

@@ -11,6 +11,7 @@ from typing import Any
 
 from capplan.capacity.engines.deployment import Deployment
 from capplan.capacity.engines.device import GIB, Device
+from capplan.capacity.engines.sglang import mem_fraction_static
 from capplan.capacity.engines.vllm_rules import ordered
 from capplan.errors import InputError
 from capplan.models.spec import Model
@@ -66,8 +67,7 @@ def with_defaults(model: Model, device: Device, asked: Deployment) -> Deployment
     version = (asked.version or NEWEST) if asked.engine == "vllm" else (asked.version or "")
     filled = replace(asked, version=version, max_model_len=length)
     if asked.engine == "sglang":
-        table: dict[str, float] = data()["sglang"]["mem_fraction_static"]
-        share = [value for ranks, value in table.items() if int(ranks) <= asked.tensor_parallel_size][-1]
+        share = mem_fraction_static(device, asked)
     elif asked.engine == "tensorrt-llm":
         share = float(data()["tensorrt-llm"]["free_gpu_memory_fraction"])
     else:

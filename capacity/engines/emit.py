@@ -21,9 +21,9 @@ OPTIONS_FILE = "trtllm-options.yaml"
 
 _Flag = tuple[str, object]  # the value True is a switch; None and False are left out
 
-# vLLM's flags that not every version has -> the first that does
+# vLLM's flags that not every version has -> the first that does (of 0.6.6, 0.8.0, 0.8.2, 0.8.3, 0.9.2, 0.10.2, 0.11.0)
 _SINCE = {
-    "--data-parallel-size": "0.8.0",
+    "--data-parallel-size": "0.8.3",
     "--enable-expert-parallel": "0.8.0",
     "--decode-context-parallel-size": "0.10.2",
     "--kv-cache-memory-bytes": "0.10.2",

@@ -6,19 +6,14 @@ one of; only those lines are looked at. What a line can hold, how many are looke
 
 from __future__ import annotations
 
-import codecs
-import json
-import re
-from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 from capplan.capacity.engines import log_flags, logs_sglang, logs_tensorrt, logs_vllm
 from capplan.capacity.engines.log_flags import Value
 from capplan.capacity.engines.log_forms import Form, form
+from capplan.capacity.engines.log_lines import LONGEST_LINE, pieces, rank_of, texts, unwrapped
 
-PIECE = 1 << 18  # bytes read at a time
-LONGEST_LINE = 1 << 16  # what is read of a line
 # A start-up has some hundreds of lines of interest; a log with more of them than this is read no further
 MOST_LOOKED = 100_000  # with an anchor
 MOST_READ = 2_000  # of one form
@@ -44,19 +39,6 @@ _ANY = (
 FORMS: tuple[Form, ...] = (*logs_vllm.FORMS, *logs_sglang.FORMS, *logs_tensorrt.FORMS, *_ANY)
 ANCHORS = tuple(dict.fromkeys(form.anchor for form in FORMS))
 OPENERS = tuple(dict.fromkeys(form.anchor for form in FORMS if form.opens))
-
-_ANSI = re.compile(rb"\x1b\[[0-9;?]{0,16}[@-~]")
-# (Worker_TP1 pid=7), (VllmWorker rank=1 pid=7), (VllmWorkerProcess pid=7), (EngineCore_DP0 pid=7), Ray's, SGLang's
-_PROCESS = re.compile(rb"\((\w{1,40})(?: rank=(\d{1,5}))?(?: pid=(\d{1,10}))[^)]{0,60}\)")
-_PARTS = re.compile(rb"(?:DP|PP|TP|EP)\d{1,5}")
-_SGLANG = re.compile(rb"\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d((?: (?:DP|PP|TP|EP|ATTN_\w{1,6})\d{1,5}){1,6})\]")
-_MPI = re.compile(rb"\[(?:RANK (\d{1,5})|1,(\d{1,5}))\]")
-# how a record begins, and not the rest of one that a terminal has broken
-_RECORD = re.compile(
-    rb"\s{0,8}(?:\x1b|INFO|DEBUG|WARNING|ERROR|CRITICAL|Traceback|\(\w{1,40} (?:rank|pid)=|\{\"|\[(?:\d|TensorRT|TRT)"
-    rb"|\d{4}-\d\d-|[WIE]\d{4} |/\S{1,200}:\d{1,6}: )|\s{0,80}\n"
-)
-_TEXTS = ("log", "message", "msg", "MESSAGE", "textPayload", "text", "line", "body")
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +70,7 @@ class StartupLog:
     gpu: str | None = None
     flags: dict[str, Value] = field(default_factory=dict)
     measured: tuple[Measured, ...] = ()
-    failures: tuple[Failure, ...] = ()
+    failures: tuple[Failure, ...] = ()  # the kind first that says most
     ready: bool = False
     starts: int = 0
     lines: int = 0
@@ -148,7 +130,7 @@ class _Reading:
                 at = start
                 self.cut += end - start > LONGEST_LINE
                 raw = piece[start : min(end + 1, start + LONGEST_LINE)]
-                self.line(_unwrapped(raw, piece, end) if known.flags else raw, number, known)
+                self.line(unwrapped(raw, piece, end) if known.flags else raw, number, known)
                 if self.stopped is not None or (serving and not self.ready):
                     break
             else:
@@ -176,9 +158,9 @@ class _Reading:
         if self.looked > MOST_LOOKED or self.spent > MOST_SPENT or count > MOST_READ:
             self.stopped = number
             return
-        for text in _texts(raw):
+        for text in texts(raw):
             if known.phrase in text:
-                self.form(known, text, number, _rank(text))
+                self.form(known, text, number, rank_of(text))
 
     def form(self, known: Form, text: bytes, number: int, rank: str) -> None:
         found = known.pattern.search(text)
@@ -206,7 +188,7 @@ class _Reading:
 
     def open(self, known: Form, rank: str) -> None:
         """The same opening of the same rank once more: the engine was started anew, and what it said is void."""
-        if self.ready or ((known.phrase, rank) in self.opened and self.measured):
+        if self.ready or ((known.phrase, rank) in self.opened and (self.measured or self.failures)):
             self.measured.clear()
             self.failures.clear()
             self.opened.clear()
@@ -254,7 +236,7 @@ def read_log(stream: BinaryIO) -> StartupLog:
     reading = _Reading()
     lines = size = cut = binary = 0
     last = b"\n"
-    for piece, longer in _pieces(stream):
+    for piece, longer in pieces(stream):
         reading.piece(piece, lines + 1)
         lines += piece.count(b"\n")
         size += len(piece)
@@ -268,7 +250,7 @@ def read_log(stream: BinaryIO) -> StartupLog:
         gpu=reading.said.get("gpu"),
         flags=reading.flags.get(engine or "", {}),
         measured=tuple(each for (of, _, _), each in reading.measured.items() if of in ("", engine)),
-        failures=tuple(reading.failures.values()),
+        failures=tuple(sorted(reading.failures.values(), key=lambda each: each.kind == "other")),
         ready=reading.ready,
         starts=reading.starts,
         lines=lines + (last != b"\n"),
@@ -280,94 +262,3 @@ def read_log(stream: BinaryIO) -> StartupLog:
         binary=binary,
         stopped_at=reading.stopped,
     )
-
-
-def _pieces(stream: BinaryIO) -> Iterator[tuple[bytes, int]]:
-    """Whole lines, many at a time, and how many of them were cut: of a line without end only its head is held."""
-    decode = None
-    rest, skipping, begun = b"", False, False
-    while block := stream.read(PIECE):
-        if not begun:
-            begun = True
-            if block[:2] in (b"\xff\xfe", b"\xfe\xff"):  # PowerShell's > writes UTF-16
-                decode = codecs.getincrementaldecoder("utf-16")("replace")
-        if decode is not None:
-            block = decode.decode(block).encode("utf-8", "replace")
-        if skipping:
-            line_end = block.find(b"\n")
-            if line_end < 0:
-                continue
-            block, skipping = block[line_end:], False
-        end = block.rfind(b"\n") + 1
-        if end:
-            yield rest + block[:end], 0
-            rest = block[end:]
-        else:
-            rest += block
-        if len(rest) > LONGEST_LINE:
-            rest, skipping = rest[:LONGEST_LINE], True
-            yield b"", 1
-    if rest:
-        yield rest, 0
-
-
-def _unwrapped(raw: bytes, piece: bytes, end: int) -> bytes:
-    """A line of settings as it was before a terminal broke it: with the lines that follow, up to the next record."""
-    lines = [raw.rstrip(b"\r\n")]
-    if raw.lstrip()[:1] == b"{" or _ANSI.sub(b"", lines[0]).rstrip()[-1:] in (b"}", b")"):
-        return raw  # JSON, or whole
-    size, at = len(raw), end + 1
-    while at < len(piece) and size < LONGEST_LINE and not _RECORD.match(piece, at):
-        end = piece.find(b"\n", at)
-        end = len(piece) if end < 0 else end
-        lines.append(piece[at : min(end, at + LONGEST_LINE)].rstrip(b"\r"))
-        size, at = size + len(lines[-1]) + 1, end + 1
-    return raw if len(lines) == 1 else b"".join(lines) + b"\n"
-
-
-def _texts(raw: bytes) -> list[bytes]:
-    """The messages of a line: out of its JSON, where it is that, and without colours.
-
-    One that was cut short has no line end, so that a number at its end is not taken for whole.
-    """
-    texts = [raw]
-    if raw.lstrip()[:1] == b"{":
-        message = _message(raw)
-        if message is None:  # cut short, or not what it looked like
-            texts = (
-                raw.replace(b"\\n", b"\n").replace(b'\\"', b'"').replace(b"\\u001b", b"\x1b").splitlines(True)
-            )
-        else:
-            texts = [line + b"\n" for line in message.split(b"\n")]
-    return [_ANSI.sub(b"", text) if b"\x1b" in text else text for text in texts]
-
-
-def _message(raw: bytes) -> bytes | None:
-    """The text of a JSON line, of docker, Kubernetes or a cloud's log; None where there is none."""
-    try:
-        document = json.loads(raw)
-    except (ValueError, RecursionError):
-        return None
-    for inside in (document, *(document.values() if isinstance(document, dict) else ())):
-        for name in _TEXTS if isinstance(inside, dict) else ():
-            text: Any = inside.get(name)
-            if isinstance(text, str):
-                return text.encode("utf-8", "replace")
-    return None
-
-
-def _rank(text: bytes) -> str:
-    """The rank that a line is of, as far as its prefix says: 'TP1', 'DP0 TP1', 'rank 3', 'pid 77', or ''."""
-    head = text[:400]
-    if found := _SGLANG.search(head):
-        return found[1].decode().strip()
-    if processes := list(_PROCESS.finditer(head)):
-        found = processes[-1]  # inside of those that pass its lines on
-        if parts := _PARTS.findall(found[1]):
-            return b" ".join(parts).decode()
-        if found[2]:
-            return f"rank {int(found[2])}"
-        return "" if found[1].startswith((b"EngineCore", b"APIServer")) else f"pid {int(found[3])}"
-    if found := _MPI.search(head):
-        return f"rank {int(found[1] or found[2])}"
-    return ""

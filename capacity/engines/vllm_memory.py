@@ -187,8 +187,8 @@ def non_torch(device: Device, flags: Deployment) -> float:
     else:
         found = constant("non_torch" if recent else "non_torch_old")
     if flags.tensor_parallel_size > 1:
-        link = "collectives" if device.link == "nvlink" else f"collectives_{device.link}"
-        found += constant(link if recent else "collectives_old")
+        own = {"nvlink": "collectives", "rtx_pro": "collectives_rtx_pro"}.get(device.link) if recent else None
+        found += constant(own or "collectives_plain")
     return found
 
 

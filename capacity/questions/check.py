@@ -18,6 +18,7 @@ from capplan.capacity.questions import check_lines as lines
 from capplan.capacity.questions import terms
 from capplan.capacity.questions.check_lines import Predictions
 from capplan.errors import CapplanError, DataFileError, InputError
+from capplan.hardware.resolve import card as card_of
 from capplan.models.resolve import Resolved, resolve, with_tower
 from capplan.units import gib
 
@@ -62,7 +63,7 @@ class Check(Answer):
         what = f"{who}, {self.inputs['model'] or self.model or 'unknown model'}"
         if self.inputs["gpu"]:
             what += f" on {self.inputs['gpu']}"
-        if self.failures:
+        if self.failures and not self.started:
             headline = f"{what}: did not start: {lines.FAILURES[self.failures[0]['kind']]}"
         elif self.unexplained:
             headline = f"{what}: {self.unexplained} of {len(self.lines)} lines unexplained"
@@ -271,12 +272,10 @@ def _device(log: StartupLog, given: str | Gpu | None, work: Working) -> tuple[De
         card = terms.as_gpu(given)
         return device_of(card, free_bytes=at_start), card.id
     if log.gpu is not None:
-        try:
-            card = terms.as_gpu(log.gpu)
-        except CapplanError as error:
-            work.warn(f"the GPU that the log names: {error}")
-        else:
-            return device_of(card, free_bytes=at_start), card.id
+        found = None if "MIG" in log.gpu.split() else card_of(log.gpu)  # a part of one has its own memory
+        if found is not None:
+            return device_of(found, free_bytes=at_start), found.id
+        work.warn(f"the GPU that the log names is not known: {log.gpu!r} (--gpu)")
     if seen:
         work.assume(
             f"the log names no GPU: one with the {gib(seen)} that it says, and an H100's kernels (--gpu)"

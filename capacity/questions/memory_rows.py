@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from datetime import date
 
 from capplan.capacity.engines.defaults import version_on
@@ -83,7 +84,10 @@ def _named_generation(name: str) -> str:
 
 
 def model(row: Row) -> Resolved:
-    return resolve(row["model_id"], row.get("weight_quant", ""))
+    found = resolve(row["model_id"], row.get("weight_quant", ""))
+    if "--language-model-only" in row.get("notes", ""):
+        return replace(found, model=replace(found.model, tower_weights=()))
+    return found
 
 
 def deployment(row: Row, quantization: str | None, assumed: list[str]) -> Deployment:
@@ -99,7 +103,7 @@ def deployment(row: Row, quantization: str | None, assumed: list[str]) -> Deploy
         raise InputError(f"gpu_memory_utilization {share:g} is above 1")
     return Deployment(
         engine=name,
-        version=_version(row, assumed) if name == "vllm" else row.get("engine_version") or None,
+        version=_version(row, assumed) if name == "vllm" else _plain_version(row),
         tensor_parallel_size=whole(row, "tp") or 1,
         pipeline_parallel_size=whole(row, "pp") or 1,
         data_parallel_size=whole(row, "dp") or 1,
@@ -136,6 +140,14 @@ def _version(row: Row, assumed: list[str]) -> str:
     version = version_on(when)
     assumed.append(f"version not said: vllm {version} was current on {when.isoformat()}")
     return version
+
+
+def _plain_version(row: Row) -> str | None:
+    """The version of another engine; of SGLang's before 0.5 by the day."""
+    found = re.search(r"\b\d{1,2}\.\d{1,3}\.\d{1,3}", row.get("engine_version", ""))
+    if found is None and engine(row) == "sglang" and "2024" <= row.get("date", "")[:7] < "2025-08":
+        return "0.4.9"
+    return found[0] if found else None
 
 
 def _asked_block(row: Row) -> int | None:

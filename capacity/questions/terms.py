@@ -128,8 +128,8 @@ def known_reserve(reserve: float | None, tier: Tier, work: Working) -> float:
         raise InputError(f"reserve {reserve!r} is not a number of bytes, zero or more")
     if tier == "engine":
         work.assume(
-            "the reserve stands in for the engine's activation peak, CUDA graphs and communication buffers, "
-            "which this version does not predict"
+            "the reserve stands in for the engine's activation peak, CUDA graphs and communication buffers; "
+            "--engine predicts them"
         )
     return float(reserve)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from os import PathLike
-from statistics import median
+from statistics import median, quantiles
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from capplan.capacity.answer import Answer
@@ -217,21 +217,17 @@ def _predicted(
         "model": resolved.model.id,
         "tp": flags.tensor_parallel_size,
     }
-    return _columns(rank, row), inputs
+    return _columns(rank), inputs
 
 
-def _columns(rank: Budget, row: Row) -> dict[str, Any]:
+def _columns(rank: Budget) -> dict[str, Any]:
     """What the log will say, by the names of the columns."""
-    concurrency = rank.pool.max_concurrency
-    stated = _number(row.get("m_concurrency_context", ""))  # a length, which is asked for and not measured
-    if concurrency is not None and stated and rank.deployment.max_model_len and rank.pool.num_blocks is None:
-        concurrency *= rank.deployment.max_model_len / stated
     vllm = rank.deployment.engine == "vllm"
     return {
         "m_weights_gib_per_gpu": rank.weights / GIB,
         "m_kv_gib_per_gpu": rank.kv / GIB,
-        "m_kv_tokens": rank.pool.kv_tokens,
-        "m_max_concurrency": concurrency,
+        "m_kv_tokens": rank.kv_tokens,
+        "m_max_concurrency": rank.max_concurrency,
         "m_activation_peak_gib": rank.activation_peak / GIB if vllm else None,
         "m_cudagraph_gib": rank.graph_memory / GIB if vllm else None,
         "starts": rank.starts,
@@ -260,7 +256,7 @@ def _scores(errors: Sequence[float]) -> dict[str, Any]:
         "rows": len(sizes),
         "median": median(sizes),
         "mean": sum(sizes) / len(sizes),
-        "p90": sizes[min(len(sizes) - 1, int(0.9 * len(sizes)))],
+        "p90": quantiles(sizes, n=10, method="inclusive")[-1] if len(sizes) > 1 else sizes[0],
         "bias": median(errors),
     }
 

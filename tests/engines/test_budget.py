@@ -86,6 +86,13 @@ def test_one_request_that_does_not_fit_says_what_would() -> None:
     assert budget(model("llama-3.1-8b"), RTX3090, shorter).starts
 
 
+def test_a_stage_that_caches_nothing_decides_nothing() -> None:
+    flags = vllm("0.24.0", pipeline_parallel_size=2)
+    assert budget(
+        model("gemma-4-e2b"), H100, flags
+    ).starts  # the later layers share the caches of earlier ones
+
+
 def test_what_was_measured_replaces_a_prediction() -> None:
     rank = budget(model("llama-3.1-8b"), H100, vllm(), weights_bytes=20 * GIB, kv_bytes=30 * GIB)
     assert (rank.weights, rank.kv) == (20 * GIB, 30 * GIB)

@@ -120,6 +120,23 @@ def test_a_failure_that_was_foreseen() -> None:
     assert "did not start" in found.report().headline
 
 
+def test_the_cause_counts_not_the_line_before_it() -> None:
+    told = (
+        "ERROR EngineCore failed to start.\nERROR ValueError: No available memory for the cache blocks. x\n"
+    )
+    found = asked(NO_ROOM + told)
+    assert [each["kind"] for each in found.failures] == ["no_memory_for_cache", "other"]
+    assert found.start_verdict == "agrees"
+
+
+def test_a_start_after_one_that_failed() -> None:
+    taken = "ValueError: Free memory on device (9.1/79.19 GiB) on startup is less than desired GPU memory utilization\n"
+    first = "".join(LLAMA.splitlines(True)[:2])
+    found = asked(first + taken + LLAMA)
+    assert (found.read["starts"], found.failures, found.started) == (2, (), True)
+    assert found.consistent
+
+
 def test_a_failure_of_another_kind() -> None:
     taken = "ValueError: Free memory on device (9.1/79.19 GiB) on startup is less than desired GPU memory utilization\n"
     found = asked(LLAMA[: LLAMA.index("(EngineCore pid=30) INFO 04-11 12:00:31")] + taken)
@@ -175,6 +192,16 @@ def test_without_a_gpu_the_memory_of_the_log_is_taken() -> None:
     found = check(io.BytesIO(unnamed.encode()))
     assert (found.inputs["gpu"], found.consistent) == (None, True)
     assert any("names no GPU" in text for text in found.assumptions)
+
+
+@pytest.mark.parametrize("name", ["NVIDIA_H100_80GB_HBM3_MIG_3g.40gb", "NVIDIA_Nonesuch_9000"])
+def test_a_gpu_that_is_not_known(name: str) -> None:
+    found = check(io.BytesIO(LLAMA.replace("NVIDIA_H100_80GB_HBM3", name).encode()))
+    assert found.inputs["gpu"] is None
+    assert "is not known" in found.warnings[0]
+    assert check(io.BytesIO(LLAMA.replace("NVIDIA_H100_80GB_HBM3", "AMD_Instinct_MI300X").encode())).inputs[
+        "gpu"
+    ]
 
 
 def test_a_build_of_ones_own() -> None:

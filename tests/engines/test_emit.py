@@ -119,7 +119,7 @@ def test_vllm_by_version(version: str, flags: dict[str, object], words: str) -> 
     ("engine", "flags"),
     [
         ("vllm", {"version": "0.8.5", "kv_cache_memory_bytes": 2**34}),
-        ("vllm", {"version": "0.6.6", "data_parallel_size": 2}),
+        ("vllm", {"version": "0.8.2", "data_parallel_size": 2}),
         ("vllm", {"version": "0.6.6", "num_speculative_tokens": 2, "speculative_method": "mtp"}),
         ("trtllm", {"decode_context_parallel_size": 2}),
         ("trtllm", {"num_speculative_tokens": 2, "speculative_method": "tree"}),

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from capplan.capacity.engines import logs
+from capplan.capacity.engines import log_lines, logs
 from capplan.capacity.engines.log_flags import MOST_TEXT, read
 from capplan.capacity.engines.log_flags import settings as flags_of
 from capplan.capacity.engines.logs import StartupLog, read_log
@@ -400,14 +400,14 @@ def test_a_log_of_any_size_is_read_in_bounded_memory_and_work(
     kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     counts = {"lines": 0, "bytes": 0}
-    texts = logs._texts
+    texts = log_lines.texts
 
     def counted(raw: bytes) -> list[bytes]:
         counts["lines"] += 1
         counts["bytes"] += len(raw)
         return texts(raw)
 
-    monkeypatch.setattr(logs, "_texts", counted)
+    monkeypatch.setattr("capplan.capacity.engines.logs.texts", counted)
     size = 20_000_000
     tracemalloc.start()
     found = read_log(Repeated(HOSTILE[kind], size))  # type: ignore[arg-type]
@@ -415,7 +415,7 @@ def test_a_log_of_any_size_is_read_in_bounded_memory_and_work(
     tracemalloc.stop()
     assert found.bytes <= size
     assert most < 24_000_000
-    assert counts["bytes"] <= logs.MOST_SPENT + logs.LONGEST_LINE
+    assert counts["bytes"] <= logs.MOST_SPENT + log_lines.LONGEST_LINE
     assert counts["lines"] <= logs.MOST_READ * len(logs.FORMS)
     assert len(found.measured) < 100
 
