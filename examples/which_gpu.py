@@ -1,6 +1,6 @@
 """Which accelerators hold Llama 3.3 70B in FP8, and how many requests of 8K does each take at once?
 
-    python examples/which_gpu.py
+python examples/which_gpu.py
 """
 
 import capplan

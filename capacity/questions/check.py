@@ -14,8 +14,8 @@ from capplan.capacity.engines.deployment import Deployment
 from capplan.capacity.engines.device import Device, device_of
 from capplan.capacity.engines.logs import StartupLog, read_log
 from capplan.capacity.engines.vllm_rules import ordered
+from capplan.capacity.questions import asked
 from capplan.capacity.questions import check_lines as lines
-from capplan.capacity.questions import terms
 from capplan.capacity.questions.check_lines import Predictions
 from capplan.errors import CapplanError, DataFileError, InputError
 from capplan.hardware.resolve import card as card_of
@@ -216,7 +216,7 @@ def _deployment(log: StartupLog, engine: str, given: dict[str, Any], work: Worki
         if most is not None and value is not None and not (type(value) is int and 0 < value <= most):
             raise InputError(f"{flag} {value!r} is not a whole number from 1 to {most:,}")
     share = given.get("gpu_memory_utilization")
-    if share is not None and not 0 < terms.number(share) <= 1:
+    if share is not None and not 0 < asked.number(share) <= 1:
         raise InputError(f"gpu_memory_utilization {share!r} is not a share above 0 and up to 1")
     version = given.pop("version", None) or log.version
     if engine == "vllm" and version is not None and given.get("version") is None:
@@ -244,7 +244,7 @@ def _model(log: StartupLog, given: str | None, work: Working) -> Resolved | None
         try:
             found = resolve(given, stored)
         except CapplanError:
-            return Resolved(terms.as_model(given), None)
+            return Resolved(asked.as_model(given), None)
         work.assume(*found.assumptions)
         return found
     names = [
@@ -269,7 +269,7 @@ def _device(log: StartupLog, given: str | Gpu | None, work: Working) -> tuple[De
     seen = total.value if total else None
     at_start = free.value if free and log.engine == "sglang" else None
     if given is not None:
-        card = terms.as_gpu(given)
+        card = asked.as_gpu(given)
         return device_of(card, free_bytes=at_start), card.id
     if log.gpu is not None:
         found = None if "MIG" in log.gpu.split() else card_of(log.gpu)  # a part of one has its own memory

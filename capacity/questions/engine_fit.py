@@ -11,7 +11,7 @@ from capplan.capacity.engines.budget import Budget, budget
 from capplan.capacity.engines.deployment import Deployment
 from capplan.capacity.engines.device import GIB, Device, device_of
 from capplan.capacity.engines.vllm_memory import kv_bytes_left
-from capplan.capacity.questions import terms
+from capplan.capacity.questions import asked, gpu_terms
 from capplan.errors import CapplanError, InputError
 from capplan.models.resolve import with_tower
 from capplan.models.spec import Model
@@ -138,13 +138,13 @@ def engine_fit(
     >>> round(engine_fit("llama-3.1-8b", "h100-sxm", flags).kv_bytes / 2**30, 1)
     58.1
     """
-    spec, card = terms.as_model(model), terms.as_gpu(gpu)
+    spec, card = asked.as_model(model), asked.as_gpu(gpu)
     spec, towers = with_tower(spec)
     work = Working()
     work.assume(*spec.assumptions, *towers)
-    device, asked = device_of(card), _checked(deployment or Deployment())
-    terms.memory(card, "engine", work)
-    rank = budget(spec, device, asked)
+    device, plan = device_of(card), _checked(deployment or Deployment())
+    gpu_terms.memory(card, "engine", work)
+    rank = budget(spec, device, plan)
     flags = rank.deployment
     work.assume(*rank.assumptions)
     if flags.engine == "vllm":
@@ -193,24 +193,24 @@ def engine_fit(
     )
 
 
-def _checked(asked: Deployment) -> Deployment:
+def _checked(plan: Deployment) -> Deployment:
     for name in ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"):
-        if not 1 <= getattr(asked, name) <= 1024:
-            raise InputError(f"{name} {getattr(asked, name)} is not a whole number from 1 to 1,024")
+        if not 1 <= getattr(plan, name) <= 1024:
+            raise InputError(f"{name} {getattr(plan, name)} is not a whole number from 1 to 1,024")
     for name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size"):
-        given = getattr(asked, name)
-        if given is not None and not 1 <= given <= terms.MOST_TOKENS:
+        given = getattr(plan, name)
+        if given is not None and not 1 <= given <= asked.MOST_TOKENS:
             raise InputError(f"{name} {given} is not a whole number of 1 or more")
-    share = asked.gpu_memory_utilization
+    share = plan.gpu_memory_utilization
     if share is not None and not 0 < share <= 1:
         raise InputError(f"gpu_memory_utilization {share} is not a share above 0 and up to 1")
-    if asked.num_speculative_tokens < 0:
-        raise InputError(f"num_speculative_tokens {asked.num_speculative_tokens} is below 0")
-    return asked
+    if plan.num_speculative_tokens < 0:
+        raise InputError(f"num_speculative_tokens {plan.num_speculative_tokens} is below 0")
+    return plan
 
 
 def _at(model: Model, device: Device, flags: Deployment, length: int) -> Budget:
-    return budget(model, device, replace(flags, max_model_len=terms.whole_tokens(length)))
+    return budget(model, device, replace(flags, max_model_len=asked.whole_tokens(length)))
 
 
 def _log(rank: Budget) -> tuple[str, ...]:

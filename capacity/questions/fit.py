@@ -10,7 +10,7 @@ from capplan import units
 from capplan.capacity import concurrency as requests
 from capplan.capacity import memory as budget
 from capplan.capacity.answer import Answer, Working
-from capplan.capacity.questions import terms
+from capplan.capacity.questions import asked, gpu_terms, model_terms
 from capplan.errors import InputError
 from capplan.models.spec import Model
 from capplan.units import gib, tokens
@@ -73,7 +73,7 @@ class Fit(Answer):
                 f"{model} on one {gpu}: {count:,} requests of {tokens(int(first))}; "
                 f"{self.kv_tokens:,} tokens of KV cache"
             )
-        memory_name = terms.memory_name(self.inputs["tier"], self.memory_bytes, self.memory_visible_bytes)
+        memory_name = gpu_terms.memory_name(self.inputs["tier"], self.memory_bytes, self.memory_visible_bytes)
         share, per_token = 100 / self.memory_bytes, self.kv_bytes_per_token / 1024
         lines = (
             ("memory", gib(self.memory_bytes), memory_name),
@@ -135,21 +135,21 @@ def fit(
     >>> fit("70b-class", "h200-sxm", weights="fp8", kv="fp16", contexts=[8000], tier="whiteboard").requests
     {'8000': 25}
     """
-    spec, device, level = terms.as_model(model), terms.as_gpu(gpu), terms.known_tier(tier)
+    spec, device, level = asked.as_model(model), asked.as_gpu(gpu), asked.known_tier(tier)
     if context is not None and contexts is not None:
         raise InputError("both context and contexts are given; one of them is enough")
-    asked = context if contexts is None else contexts
+    wanted = context if contexts is None else contexts
     work = Working()
     work.assume(*spec.assumptions)
-    lengths = terms.known_contexts(asked, spec, work)
-    weights, kv = terms.weights_precision(weights, spec), terms.kv_precision(kv, spec)
+    lengths = asked.known_contexts(wanted, spec, work)
+    weights, kv = asked.weights_precision(weights, spec), asked.kv_precision(kv, spec)
 
-    memory = terms.memory(device, level, work)
-    weight_bytes = terms.weights_in_memory(spec, weights, level, work)
-    reserve = terms.known_reserve(reserve, level, work)
+    memory = gpu_terms.memory(device, level, work)
+    weight_bytes = model_terms.weights_in_memory(spec, weights, level, work)
+    reserve = asked.known_reserve(reserve, level, work)
     left = work(budget.kv_budget, memory=memory, weight_bytes=weight_bytes, reserve=reserve)
-    kept = terms.cache_of(spec, kv, work)
-    cost = {length: terms.per_token_at(kept, length, work) for length in lengths}
+    kept = model_terms.cache_of(spec, kv, work)
+    cost = {length: model_terms.per_token_at(kept, length, work) for length in lengths}
     room = {
         length: work(budget.kv_tokens, kv_budget=left, kv_bytes_per_token=each) if left > 0 else 0.0
         for length, each in cost.items()
@@ -157,16 +157,16 @@ def fit(
     at_once = {
         str(length): work(requests.concurrency, kv_tokens=room[length], context=length) for length in lengths
     }
-    whole = {length: terms.whole(count) for length, count in at_once.items()}
+    whole = {length: model_terms.whole(count) for length, count in at_once.items()}
     needed = {
-        str(length): terms.gpus_needed(length, each, weight_bytes, memory, reserve, work)
+        str(length): model_terms.gpus_needed(length, each, weight_bytes, memory, reserve, work)
         for length, each in cost.items()
     }
     if any((count or 0) > 1 for count in needed.values()):
         work.assume(
             "GPUs that one request needs: their memory is pooled, whatever numbers a model can be split over"
         )
-    must_fit = list(whole.values()) if asked is not None else list(whole.values())[:1]
+    must_fit = list(whole.values()) if wanted is not None else list(whole.values())[:1]
     return Fit(
         inputs={
             "model": spec.id,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from capplan.capacity.answer import Answer, Working
-from capplan.capacity.questions.terms import as_gpu, number
+from capplan.capacity.questions.asked import as_gpu, number
 from capplan.errors import InputError, UnknownNameError
 from capplan.hardware.reading import UNITS
 from capplan.hardware.registry import all_gpus

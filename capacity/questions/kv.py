@@ -7,14 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from capplan.capacity.answer import Answer, Working
-from capplan.capacity.questions.terms import (
-    as_model,
-    cache_of,
-    known_contexts,
-    known_tier,
-    kv_precision,
-    request_bytes,
-)
+from capplan.capacity.questions.asked import as_model, known_contexts, known_tier, kv_precision
+from capplan.capacity.questions.model_terms import cache_of, request_bytes
 from capplan.models.spec import Attention, Model
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from capplan import units
 from capplan.capacity.answer import Answer, Working
+from capplan.capacity.questions.asked import CONTEXTS, as_model, known_contexts
 from capplan.capacity.questions.kv import Kv, of_spec
-from capplan.capacity.questions.terms import CONTEXTS, as_model, known_contexts
 from capplan.errors import InputError
 from capplan.models.spec import Model
 from capplan.units import gib, tokens

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from capplan.capacity.answer import Answer, Working
 from capplan.capacity.cache import Cache, cache
-from capplan.capacity.questions import terms
+from capplan.capacity.questions import asked, model_terms
 from capplan.errors import InputError
 from capplan.models.registry import all_models
 from capplan.models.spec import BUCKETS, CompressedAttention, LatentAttention, Layer, Model, State
@@ -212,10 +212,10 @@ def models(*, containing: str = "") -> Models:
 
 def model_facts(model: str | Model) -> ModelFacts:
     """Everything on record of one model. Raises UnknownNameError, DataFileError."""
-    spec = terms.as_model(model)
+    spec = asked.as_model(model)
     work = Working()
     work.assume(*spec.assumptions)
-    kept = terms.cache_of(spec, "bf16", work)
+    kept = model_terms.cache_of(spec, "bf16", work)
     return ModelFacts(
         inputs={"model": spec.id},
         model={

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from capplan.capacity import prefill as work_of
 from capplan.capacity.answer import Answer, Working
 from capplan.capacity.decode import linear_flops_per_token
-from capplan.capacity.questions import terms
+from capplan.capacity.questions import asked, gpu_terms, model_terms
 from capplan.errors import InputError
 from capplan.models.spec import Model
 from capplan.units import seconds, tokens
@@ -106,29 +106,29 @@ def prefill(
     >>> round(answer.rate_at_peak_tokens_per_s), round(answer.at[0]["attention_over_linear"], 2)
     (14136, 1.87)
     """
-    if not LEAST_UTILISATION <= terms.number(utilisation) <= 1:
-        percent = f"; write {utilisation:g}% for a percentage" if 1 < terms.number(utilisation) <= 100 else ""
+    if not LEAST_UTILISATION <= asked.number(utilisation) <= 1:
+        percent = f"; write {utilisation:g}% for a percentage" if 1 < asked.number(utilisation) <= 100 else ""
         raise InputError(
             f"utilisation {utilisation!r} is not a share of the peak, from {LEAST_UTILISATION} to 1{percent}"
         )
-    spec, device, level = terms.as_model(model), terms.as_gpu(gpu), terms.known_tier(tier)
+    spec, device, level = asked.as_model(model), asked.as_gpu(gpu), asked.known_tier(tier)
     work = Working()
     work.assume(*spec.assumptions)
-    prompts = terms.known_contexts(contexts, spec, work)
-    weights = terms.weights_precision(weights, spec)
-    compute, peak = terms.peak(device, weights, work)
+    prompts = asked.known_contexts(contexts, spec, work)
+    weights = asked.weights_precision(weights, spec)
+    compute, peak = gpu_terms.peak(device, weights, work)
     if level == "engine":
         work.assume(
             f"{100 * utilisation:.3g}% of the dense peak is reached (--utilisation): measured kernel "
             "efficiencies come with a later version"
         )
 
-    multiplied, once = terms.prefill_weights(spec, level)
+    multiplied, once = model_terms.prefill_weights(spec, level)
     flops = work(linear_flops_per_token, "a prompt token", parameters=multiplied)
     head = work(linear_flops_per_token, "the head, for the last token", parameters=once) if once else 0.0
     at_peak = work(work_of.prefill_rate, peak_flops=peak, flops_per_token=flops)
     at_share = work(work_of.prefill_rate, peak_flops=peak, flops_per_token=flops, utilisation=utilisation)
-    attends = terms.attention_of(spec, "prefill", work)
+    attends = model_terms.attention_of(spec, "prefill", work)
 
     rows = []
     for prompt in prompts:

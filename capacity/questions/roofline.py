@@ -11,7 +11,7 @@ from capplan.capacity.answer import Answer, Working
 from capplan.capacity.concurrency import concurrency
 from capplan.capacity.memory import kv_budget, kv_tokens
 from capplan.capacity.precision import WEIGHTS
-from capplan.capacity.questions import terms
+from capplan.capacity.questions import asked, gpu_terms, model_terms
 from capplan.capacity.roofline import attainable_flops, ridge_point
 from capplan.models.spec import Model
 from capplan.units import tokens
@@ -125,33 +125,33 @@ def roofline(
     >>> round(answer.ridge_flop_per_byte), round(answer.weight_only_batch_to_ridge)
     (412, 206)
     """
-    spec, device, level = terms.as_model(model), terms.as_gpu(gpu), terms.known_tier(tier)
+    spec, device, level = asked.as_model(model), asked.as_gpu(gpu), asked.known_tier(tier)
     work = Working()
     work.assume(*spec.assumptions)
-    lengths = terms.known_contexts(contexts, spec, work)
-    weights, kv = terms.weights_precision(weights, spec), terms.kv_precision(kv, spec)
+    lengths = asked.known_contexts(contexts, spec, work)
+    weights, kv = asked.weights_precision(weights, spec), asked.kv_precision(kv, spec)
     size = WEIGHTS[weights]
 
-    compute, peak = terms.peak(device, weights, work)
-    bandwidth = terms.bandwidth(device, work)
+    compute, peak = gpu_terms.peak(device, weights, work)
+    bandwidth = gpu_terms.bandwidth(device, work)
     ridge = work(ridge_point, peak_flops=peak, bandwidth=bandwidth)
     single = work(decode.weight_only_intensity, batch=1, bytes_per_parameter=size)
     to_ridge = work(decode.weight_only_batch_to_ridge, ridge=ridge, bytes_per_parameter=size)
 
-    stored = terms.weights_in_memory(spec, weights, level, work)
-    multiplied, read = terms.decode_weights(spec, weights, stored, level, work)
+    stored = model_terms.weights_in_memory(spec, weights, level, work)
+    multiplied, read = model_terms.decode_weights(spec, weights, stored, level, work)
     flops = work(decode.linear_flops_per_token, parameters=multiplied)
-    kept = terms.cache_of(spec, kv, work)
-    memory, reserve = terms.memory(device, level, work), terms.known_reserve(reserve, level, work)
+    kept = model_terms.cache_of(spec, kv, work)
+    memory, reserve = gpu_terms.memory(device, level, work), asked.known_reserve(reserve, level, work)
     left = work(kv_budget, memory=memory, weight_bytes=stored, reserve=reserve)
     if left <= 0:
         work.warn(f"the weights do not fit on one {device.id}: the batch is taken as 1")
 
     rows = []
     for context in lengths:
-        each = terms.per_token_at(kept, context, work)
+        each = model_terms.per_token_at(kept, context, work)
         room = work(kv_tokens, kv_budget=left, kv_bytes_per_token=each) if left > 0 else 0.0
-        fits = terms.whole(work(concurrency, kv_tokens=room, context=context))
+        fits = model_terms.whole(work(concurrency, kv_tokens=room, context=context))
         if room and not fits:
             work.warn(f"no request of {context:,} tokens fits on one {device.id}: the batch is taken as 1")
         row: dict[str, Any] = {
@@ -160,7 +160,7 @@ def roofline(
             "batch": max(1, fits),
             "kv_bytes_per_token": each,
         }
-        row |= terms.decode_intensities(spec, context, row["batch"], flops, read, each, work)
+        row |= model_terms.decode_intensities(spec, context, row["batch"], flops, read, each, work)
         reached = work(
             attainable_flops,
             intensity=row["intensity_with_attention"],

@@ -14,7 +14,7 @@ from capplan.capacity.answer import Answer, Working
 from capplan.capacity.concurrency import concurrency
 from capplan.capacity.kv import kv_bytes_per_request
 from capplan.capacity.memory import kv_tokens
-from capplan.capacity.questions import terms
+from capplan.capacity.questions import asked, gpu_terms, model_terms
 from capplan.capacity.questions.fit import Fit, fit
 from capplan.capacity.questions.prefill import prefill
 from capplan.capacity.questions.roofline import Roofline, roofline
@@ -91,7 +91,7 @@ def whiteboard(
     (62.1239, 25.3952)
     """
     essay = read_toml(Path(__file__).with_name("whiteboard.toml"))
-    spec, device = terms.as_model(model), terms.as_gpu(gpu)
+    spec, device = asked.as_model(model), asked.as_gpu(gpu)
     lengths = essay["contexts"] if contexts is None else contexts
     reserve = essay["reserve_gib"] * GIB if reserve is None else reserve
     half = essay["utilisation"]
@@ -144,7 +144,7 @@ def whiteboard(
     after = memory - stored
     label = f"the label's {device.memory_label_bytes / 1e9:,.0f} GB, in decimal"
     if budget.inputs["tier"] != "whiteboard":
-        label = terms.memory_name("engine", memory, device.memory_visible_bytes)
+        label = gpu_terms.memory_name("engine", memory, device.memory_visible_bytes)
     write("hbm-gib", "memory", memory / GIB, "GiB", gib(memory), label)
     write("weights-gib", "weights", stored / GIB, "GiB", gib(stored), budget.inputs["weights"])
     write("after-weights-gib", "left after weights", after / GIB, "GiB", gib(after))
@@ -176,7 +176,7 @@ def whiteboard(
             f"requests of {tokens(context)}",
             count,
             "request",
-            f"{terms.whole(count):,}",
+            f"{model_terms.whole(count):,}",
             f"{units.format(count, '1', 4)}; {units.format(exact_count, '1', 4)} without the rounding",
             unrounded=exact_count,
             context=context,
@@ -191,9 +191,9 @@ def whiteboard(
         f"{100 * one / left:,.0f}% of the budget" if left > 0 else "there is no budget",
     )
     prompt = essay["long_prompt"]
-    of_prompt = terms.per_token_at(terms.cache_of(spec, budget.inputs["kv"], work), prompt, work)
+    of_prompt = model_terms.per_token_at(model_terms.cache_of(spec, budget.inputs["kv"], work), prompt, work)
     prompt_bytes = work(kv_bytes_per_request, context=prompt, kv_bytes_per_token=of_prompt)
-    needed = terms.gpus_needed(prompt, of_prompt, stored, memory, reserve, work)
+    needed = model_terms.gpus_needed(prompt, of_prompt, stored, memory, reserve, work)
     write(
         f"prompt-{short(prompt)}-kv-gib",
         f"one prompt of {tokens(prompt)}",
@@ -299,9 +299,9 @@ def whiteboard(
     write(
         "prefix-cache-break-even",
         "a cached prefix pays within",
-        terms.at_least(reuse),
+        model_terms.at_least(reuse),
         "request",
-        f"{terms.at_least(reuse)} requests",
+        f"{model_terms.at_least(reuse)} requests",
         f"write at {prices['cache_write']}, read at {prices['cache_read']} of the input price",
         unrounded=reuse,
     )

@@ -1,13 +1,9 @@
-"""The terms every question needs: memory, weights, cache and compute of a model on a GPU, at a tier."""
+"""What a model takes: its cache, its weights, the work of a token, at a tier."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from math import ceil, inf, nan
-from operator import index
-from os import PathLike
-from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from math import ceil, inf
+from typing import Literal, NamedTuple
 
 from capplan.capacity import decode, precision
 from capplan.capacity.answer import Working
@@ -20,182 +16,9 @@ from capplan.capacity.cache import (
 )
 from capplan.capacity.concurrency import gpus_for_prompt
 from capplan.capacity.kv import kv_bytes_per_request, kv_bytes_per_token
+from capplan.capacity.questions.asked import Tier
 from capplan.capacity.weights import quantized_weight_bytes, weight_bytes
-from capplan.errors import DataFileError, InputError, near_misses
 from capplan.models.spec import Attention, CompressedAttention, LatentAttention, Model
-from capplan.units import gib
-
-if TYPE_CHECKING:
-    from capplan.hardware.spec import Gpu
-
-TIERS = ("whiteboard", "engine", "measured")
-Tier = Literal["whiteboard", "engine"]
-
-GIB = 2**30
-RESERVE = 4 * GIB  # the essay's, for activations and workspace
-CONTEXTS = (8_000, 32_000, 128_000)
-MOST_TOKENS = 10**12
-
-# A process sees this much less than the driver reports when its own figure is not known: what the driver
-# keeps back on NVIDIA parts (616-700 MiB in public logs); AMD parts show a process what they report.
-_DRIVER_RESERVE = {"nvidia": 0.6 * GIB}
-
-
-def known_tier(tier: str) -> Tier:
-    """`whiteboard` or `engine`; raises InputError for anything else, `measured` included."""
-    if tier == "whiteboard":
-        return "whiteboard"
-    if tier == "engine":
-        return "engine"
-    if tier == "measured":
-        raise InputError("tier 'measured' needs a calibration file, which a later version reads; use engine")
-    nearest = near_misses(tier, TIERS, count=1) if isinstance(tier, str) else []
-    hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
-    raise InputError(f"unknown tier {tier!r}; one of {', '.join(TIERS)}{hint}")
-
-
-def as_model(model: str | Model) -> Model:
-    """A model by name or path, or as it is."""
-    if isinstance(model, Model):
-        return model
-    if isinstance(model, PathLike):
-        from capplan.models.hf import read_config
-
-        return read_config(Path(model))
-    if not isinstance(model, str):
-        raise InputError(f"model {model!r} is not a name, a path of a config.json or a Model")
-    from capplan.models.registry import model as named
-
-    return named(model)
-
-
-def as_gpu(gpu: str | Gpu) -> Gpu:
-    """A GPU by name, or as it is."""
-    from capplan.hardware.registry import gpu as named  # not on the way of `capplan kv`
-    from capplan.hardware.spec import Gpu
-
-    if isinstance(gpu, Gpu):
-        return gpu
-    if not isinstance(gpu, str):
-        raise InputError(f"gpu {gpu!r} is neither a name (capplan gpus) nor a Gpu")
-    return named(gpu)
-
-
-def known_contexts(contexts: Sequence[int] | int | None, model: Model, work: Working) -> list[int]:
-    """The contexts asked for, checked; the usual ones that the model can hold when none was asked for."""
-    if contexts is None:
-        usual = [context for context in CONTEXTS if context <= (model.max_context or max(CONTEXTS))]
-        return usual or [model.max_context or CONTEXTS[0]]
-    several = (
-        contexts if isinstance(contexts, Iterable) and not isinstance(contexts, (str, bytes)) else (contexts,)
-    )
-    asked = [whole_tokens(context) for context in several]
-    past = [context for context in sorted(set(asked)) if model.max_context and context > model.max_context]
-    if past:
-        listed = ", ".join(f"{context:,}" for context in past)
-        work.warn(f"{listed} tokens: past the {model.max_context:,} that {model.id} was made for")
-    if not asked:
-        raise InputError("no context given; name at least one, such as 8000")
-    return sorted(set(asked))
-
-
-def whole_tokens(context: object) -> int:
-    """A number of tokens; raises InputError for anything but a whole number from 1 to MOST_TOKENS."""
-    try:
-        count = 0 if isinstance(context, bool) else index(context)  # type: ignore[arg-type]  # numpy's, too
-    except TypeError:
-        count = 0
-    if not 1 <= count <= MOST_TOKENS:
-        said = repr(context) if count <= MOST_TOKENS else "past the limit"
-        raise InputError(f"context {said} is not a whole number of tokens from 1 to {MOST_TOKENS:,}")
-    return count
-
-
-def number(value: object) -> float:
-    """A real number as a float; nan for what is none."""
-    try:
-        return nan if isinstance(value, (bool, str)) else float(value)  # type: ignore[arg-type]
-    except (TypeError, ValueError, OverflowError):
-        return nan
-
-
-def known_reserve(reserve: float | None, tier: Tier, work: Working) -> float:
-    """Bytes kept back from weights and cache; 4 GiB when not given."""
-    if reserve is None:
-        work.assume(f"{gib(RESERVE)} is kept back for activations and workspace (--reserve)")
-        reserve = RESERVE
-    elif not 0 <= number(reserve) < float("inf"):
-        raise InputError(f"reserve {reserve!r} is not a number of bytes, zero or more")
-    if tier == "engine":
-        work.assume(
-            "the reserve stands in for the engine's activation peak, CUDA graphs and communication buffers; "
-            "--engine predicts them"
-        )
-    return float(reserve)
-
-
-def source_of(gpu: Gpu, key: str) -> str:
-    """Where a value of a GPU was read, and when."""
-    value = gpu.values[key]
-    source = gpu.sources[value.source]
-    basis = "" if value.basis == "read" else f", {value.basis}"
-    return f"{source.title or source.url}{basis}, checked {source.checked}"
-
-
-def memory(gpu: Gpu, tier: Tier, work: Working) -> float:
-    """Memory that weights and cache can share [byte]: the label in decimal, or what a process sees."""
-    label = gpu.memory_label_bytes
-    if tier == "whiteboard":
-        return work.read("memory", label, "byte", f"{source_of(gpu, 'memory.label')}, read as decimal GB")
-    if seen := gpu.memory_visible_bytes:
-        return work.read(
-            "memory", seen, "byte", f"{source_of(gpu, 'memory.process_visible')}. {_why(gpu, seen)}"
-        )
-    if reported := gpu.memory_reported_bytes:
-        kept = _DRIVER_RESERVE.get(gpu.vendor, 0.0)
-        less = f", less {kept / GIB:.1f} GiB that the driver keeps" if kept else ""
-        work.assume(f"what a process sees on {gpu.id} was not measured: the driver's figure is used{less}")
-        return work.read("memory", reported - kept, "byte", f"{source_of(gpu, 'memory.reported')}{less}")
-    work.assume(f"neither the reported nor the visible memory of {gpu.id} is known: the label in decimal GB")
-    return work.read("memory", label, "byte", source_of(gpu, "memory.label"))
-
-
-def memory_name(tier: str, used: float, visible: float | None) -> str:
-    """What the figure that `memory` gave is, in words."""
-    if tier == "whiteboard":
-        return "label, decimal"
-    return "visible to a process" if used == visible else "not measured, see below"
-
-
-def _why(gpu: Gpu, seen: float) -> str:
-    """Why a process sees another figure than the label."""
-    label, reported = gpu.memory_label_bytes, gpu.memory_reported_bytes
-    decimal = f"{gib(seen)} is what a process sees, not the {gib(label)} of {label / 1e9:,.4g} decimal GB"
-    counts = ": the label counts GiB and calls them GB" if seen > label else ""
-    kept = (
-        f"; the driver reports {gib(reported)} and keeps {gib(reported - seen)} of it"
-        if reported and reported > seen
-        else ""
-    )
-    return decimal + counts + kept
-
-
-def automatic(name: str) -> bool:
-    return isinstance(name, str) and name.strip().lower() == "auto"
-
-
-def weights_precision(weights: str, model: Model) -> str:
-    """The precision of the weights; `auto` is the checkpoint's own."""
-    return model.dtype if automatic(weights) else precision.canonical(weights, precision.WEIGHTS, "weights")
-
-
-def kv_precision(kv: str, model: Model) -> str:
-    """The precision of the cache; `auto` is what the checkpoint was made for, or 16 bit, as engines do."""
-    if automatic(kv):
-        if model.quantization is not None and model.quantization.kv in precision.KV:
-            return model.quantization.kv
-        return model.dtype if model.dtype in ("fp16", "fp32") else "bf16"
-    return precision.canonical(kv, precision.KV, "kv precision")
 
 
 def cache_of(model: Model, kv: str, work: Working) -> Cache:
@@ -311,29 +134,6 @@ def _as_stored(model: Model, work: Working) -> float:
 def unquantized_bytes(weights: str) -> float:
     """Bytes of a parameter that quantization leaves alone."""
     return max(2.0, precision.WEIGHTS[weights])
-
-
-def peak(gpu: Gpu, weights: str, work: Working) -> tuple[str, float]:
-    """The precision products run in and its dense peak [FLOP/second]."""
-    found = precision.matrix_rate(weights, gpu.dense_flops)
-    if found is None:
-        known = ", ".join(gpu.dense_flops) or "none"
-        raise DataFileError(
-            f"no dense rate that {weights} weights run at is known for gpu {gpu.id!r}; known: {known}"
-        )
-    dtype, rate = found
-    if dtype != weights and not (weights.endswith("fp4") and dtype == "fp4"):
-        work.assume(f"{gpu.id} has no {weights} matrix rate on record: products run in {dtype}")
-    return dtype, work.read(
-        f"peak_flops ({dtype})", rate, "FLOP/second", source_of(gpu, f"dense_flops.{dtype}")
-    )
-
-
-def bandwidth(gpu: Gpu, work: Working) -> float:
-    """Memory bandwidth [byte/second]."""
-    if not gpu.memory_bandwidth:
-        raise DataFileError(f"the memory bandwidth of gpu {gpu.id!r} is not known")
-    return work.read("bandwidth", gpu.memory_bandwidth, "byte/second", source_of(gpu, "memory.bandwidth"))
 
 
 def decode_weights(
