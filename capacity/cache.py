@@ -278,7 +278,8 @@ def stream_bytes_per_token(layers: float, entry_bytes: float, tokens_per_entry: 
 
     Validity: layers that keep every token, or a pooled vector for a fixed number of them.
     Not counted: block rounding; a pool that is not complete.
-    Source: DeepSeek-AI 2024, "DeepSeek-V2", section 2.1 (a latent of 512 + 64 elements a token and layer).
+    Source: DeepSeek-AI 2024, "DeepSeek-V2", section 2.1 (a latent of 512 + 64 elements a token and layer); index keys
+    and pooled vectors after DeepSeek V3.2's and V4's own inference code.
 
     DeepSeek V3: 61 layers that keep 576 elements of two bytes:
 
@@ -342,7 +343,8 @@ def state_bytes_per_request(layers: float, state_bytes: float) -> float:
 
     Validity: one state a sequence; an engine with prefix caching keeps more.
     Not counted: copies for speculation and for cached prefixes.
-    Source: Gu and Dao 2023, "Mamba", section 3; Dao and Gu 2024, "Transformers are SSMs", section 7.
+    Source: Gu and Dao 2023, "Mamba", section 3; Yang et al. 2024, "Gated Delta Networks", section 3; for the rings of
+    compressed attention, DeepSeek V4's own inference code.
 
     Qwen3.5 397B: 45 layers with 64 heads of 128 x 128 in fp32:
 
@@ -350,3 +352,65 @@ def state_bytes_per_request(layers: float, state_bytes: float) -> float:
     188743680
     """
     return layers * state_bytes
+
+
+@formula
+def growing_bytes_per_token(kv_bytes: float, index_bytes: float) -> float:
+    r"""Bytes that every token of context adds over all groups of layers.
+
+    .. math:: m = m_{kv} + m_i
+
+    Parameters
+    ----------
+    kv_bytes : float
+        Keys, values and latents of one token, over all groups :math:`m_{kv}` [byte/token]
+    index_bytes : float
+        Index keys of one token :math:`m_i` [byte/token]
+
+    Returns
+    -------
+    float
+        Cache of one token :math:`m` [byte/token]
+
+    Validity: the slope of the cache; what is capped or fixed comes beside it.
+    Not counted: block rounding.
+    Source: DeepSeek-AI 2025, "DeepSeek-V3.2", section 2 (an indexer beside latent attention).
+
+    DeepSeek V3.2, 61 layers with a latent and an index key each:
+
+    >>> growing_bytes_per_token(kv_bytes=61 * 1152, index_bytes=61 * 132)
+    78324
+    """
+    return kv_bytes + index_bytes
+
+
+@formula
+def cache_bytes_per_request(growing: float, capped: float, fixed: float) -> float:
+    r"""Bytes of cache that a request holds: what grows with it, what a window caps, what is always there.
+
+    .. math:: M = M_g + M_w + M_s
+
+    Parameters
+    ----------
+    growing : float
+        Layers that keep every token :math:`M_g` [byte/request]
+    capped : float
+        Layers that keep a window :math:`M_w` [byte/request]
+    fixed : float
+        Recurrent and convolution states :math:`M_s` [byte/request]
+
+    Returns
+    -------
+    float
+        Cache of the request :math:`M` [byte/request]
+
+    Validity: the sum over groups of layers at one context.
+    Not counted: block rounding, tokens in flight.
+    Source: the definition.
+
+    Gemma 3 27B at 8,000 tokens: 10 layers of everything, 52 of a window of 1,024:
+
+    >>> cache_bytes_per_request(growing=8000 * 81_920, capped=436_207_616, fixed=0)
+    1091567616
+    """
+    return growing + capped + fixed

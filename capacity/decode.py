@@ -84,7 +84,8 @@ def weight_only_intensity(
     batch : float
         Requests in the step :math:`B` [request]
     bytes_per_parameter : float
-        Bytes of one parameter :math:`b_w` [byte]
+        Bytes read for a parameter that multiplies the token; in a mixture of experts all of them are read
+        :math:`b_w` [byte]
     flops_per_parameter : float
         A multiply and an add :math:`2` [FLOP/token]
     tokens_per_request : float
@@ -118,7 +119,8 @@ def weight_only_batch_to_ridge(
     ridge : float
         Ridge point :math:`I^{*}` [FLOP/byte]
     bytes_per_parameter : float
-        Bytes of one parameter :math:`b_w` [byte]
+        Bytes read for a parameter that multiplies the token; in a mixture of experts all of them are read
+        :math:`b_w` [byte]
     flops_per_parameter : float
         A multiply and an add :math:`2` [FLOP/token]
     tokens_per_request : float

@@ -42,7 +42,7 @@ def kv_bytes_per_token(layers: float, kv_heads: float, head_dim: float, bytes_pe
 
 @formula
 def kv_bytes_per_request(context: float, kv_bytes_per_token: float) -> float:
-    r"""Bytes of KV cache that one request holds at a context.
+    r"""Bytes of KV cache that one request holds at a context, in layers that keep every token.
 
     .. math:: M = T \, m
 

@@ -121,7 +121,7 @@ _SPELLINGS = {
 }
 
 # the precision a product runs in when the accelerator has no path for the stored one
-_MATRIX_RATE = {"mxfp4": "fp4", "nvfp4": "fp4", "int4": "int4"}
+_MATRIX_RATE = {"nvfp4": "fp4", "mxfp4": "bf16", "int4": "bf16"}  # the last two leave activations in 16 bit
 
 
 def canonical(name: str, table: Iterable[str], noun: str) -> str:

@@ -209,6 +209,15 @@ def tokens(count: float) -> str:
     return format(round(count), "token")
 
 
+def counted(count: int, noun: str) -> str:
+    """A number of things.
+
+    >>> counted(1, "request"), counted(1200, "GPU")
+    ('1 request', '1,200 GPUs')
+    """
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
 def short(count: int) -> str:
     """A count as briefly as it can be written exactly, for names and headings.
 

@@ -100,6 +100,8 @@ def all_models() -> list[Model]:
 def _is_path(name: str) -> bool:
     """Whether a name that no row has can be a path; 'org/name' is one only if it is there."""
     hub_id = name.count("/") == 1
+    if os.path.isdir(name):
+        return True
     return ("/" in name or os.sep in name) and (not hub_id or os.path.lexists(name))
 
 

@@ -20,7 +20,7 @@ LLAMA = ("llama-3.3-70b", "--gpu", "h200-sxm", "--weights", "fp8", "--kv", "fp16
 
 # command -> its arguments, the schema it prints, the keys of its inputs
 ENVELOPES: dict[str, tuple[tuple[str, ...], str, set[str]]] = {
-    "kv": (("kv", "llama-3.3-70b"), "kv", {"model", "kv", "contexts", "tier"}),
+    "kv": (("kv", "llama-3.3-70b"), "kv", {"model", "kv", "contexts", "tier", "tp"}),
     "fit": (("fit", *LLAMA), "fit", {"model", "gpu", "weights", "kv", "contexts", "reserve_bytes", "tier"}),
     "roofline": (
         ("roofline", *LLAMA),
@@ -116,7 +116,7 @@ SWEEPS = {
     ("fit", *LLAMA): ["context", "concurrency", "requests", "gpus_for_one_request"],
     ("prefill", *LLAMA[:5]): [
         *("prompt", "linear_flops", "attention_flops", "attention_over_linear"),
-        *("linear_peak_s", "linear_s", "peak_s", "time_s"),
+        *("linear_peak_s", "peak_s", "linear_s", "time_s"),
     ],
 }
 

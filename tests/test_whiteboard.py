@@ -69,9 +69,9 @@ def test_the_arithmetic_behind_them(run: Run) -> None:
     assert found["ceiling-200k"]["with_attention"] == pytest.approx(
         (2 * 70e9 + attention) / (200_000 * per_token)
     )
-    # half of all pairs of tokens, on top of the linear layers
+    # half of all pairs of tokens, at the 16-bit rate, on top of the linear layers
     assert found["prefill-200k-peak-s"]["with_attention"] == pytest.approx(
-        200_000 * (2 * 70e9 + attention / 2) / 1979e12
+        200_000 * (2 * 70e9 / 1979e12 + attention / 2 / 989.5e12)
     )
     # 500k tokens and the weights, over what is left of each GPU
     needed = (70e9 + 500_000 * per_token) / (141e9 - 4 * gib)

@@ -89,6 +89,12 @@ def ordered(version: str) -> tuple[int, ...]:
 
 
 @cache
+def newest() -> str:
+    """The newest version whose rules were read."""
+    changes = tomllib.loads(Path(__file__).with_name("vllm_versions.toml").read_text("utf-8"))["change"]
+    return str(changes[-1]["since"])
+
+
 def rules(version: str) -> Rules:
     """The rules of a version: every change not later than it. Raises InputError for one older than the first.
 

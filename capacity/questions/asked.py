@@ -53,6 +53,19 @@ def as_model(model: str | Model) -> Model:
     return named(model)
 
 
+_HOW = {
+    "recalled": "are recalled: no config file was seen",
+    "class-defaults": "are the defaults of its class in transformers: no config file was seen",
+}
+
+
+def assumed_of(model: Model) -> tuple[str, ...]:
+    """What was taken for granted of a model: how its dimensions are known, and what its reader assumed."""
+    how = _HOW.get(model.basis)
+    known = (f"the dimensions of {model.id} {how}",) if how else ()
+    return (*known, *model.assumptions)
+
+
 def as_gpu(gpu: str | Gpu) -> Gpu:
     """A GPU by name, or as it is."""
     from capplan.hardware.registry import gpu as named  # not on the way of `capplan kv`
@@ -103,6 +116,13 @@ def number(value: object) -> float:
         return nan
 
 
+def known_tp(tp: int) -> int:
+    """Tensor-parallel ranks, checked."""
+    if not isinstance(tp, int) or isinstance(tp, bool) or not 1 <= tp <= 1024:
+        raise InputError(f"tp {tp!r} is not a whole number of ranks from 1 to 1,024")
+    return tp
+
+
 def known_reserve(reserve: float | None, tier: Tier, work: Working) -> float:
     """Bytes kept back from weights and cache; 4 GiB when not given."""
     if reserve is None:
@@ -132,5 +152,5 @@ def kv_precision(kv: str, model: Model) -> str:
     if automatic(kv):
         if model.quantization is not None and model.quantization.kv in precision.KV:
             return model.quantization.kv
-        return model.dtype if model.dtype in ("fp16", "fp32") else "bf16"
+        return "fp16" if model.dtype in ("fp16", "fp32") else "bf16"
     return precision.canonical(kv, precision.KV, "kv precision")

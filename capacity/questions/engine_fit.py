@@ -11,6 +11,7 @@ from capplan.capacity.engines.budget import Budget, budget
 from capplan.capacity.engines.deployment import Deployment
 from capplan.capacity.engines.device import GIB, Device, device_of
 from capplan.capacity.engines.vllm_memory import kv_bytes_left
+from capplan.capacity.engines.vllm_rules import newest, ordered
 from capplan.capacity.questions import asked, gpu_terms
 from capplan.errors import CapplanError, InputError
 from capplan.models.resolve import with_tower
@@ -141,7 +142,7 @@ def engine_fit(
     spec, card = asked.as_model(model), asked.as_gpu(gpu)
     spec, towers = with_tower(spec)
     work = Working()
-    work.assume(*spec.assumptions, *towers)
+    work.assume(*asked.assumed_of(spec), *towers)
     device, plan = device_of(card), _checked(deployment or Deployment())
     gpu_terms.memory(card, "engine", work)
     rank = budget(spec, device, plan)
@@ -149,6 +150,10 @@ def engine_fit(
     work.assume(*rank.assumptions)
     if flags.engine == "vllm":
         work.assume(_FITTED)
+        if ordered(flags.version or "0") > ordered(newest()):
+            work.assume(
+                f"vllm {flags.version} is newer than {newest()}, the newest that was read: its rules are taken"
+            )
         work(
             kv_bytes_left,
             f"vllm {flags.version}, one rank",

@@ -10,10 +10,11 @@ from capplan import units
 from capplan.capacity import concurrency as requests
 from capplan.capacity import memory as budget
 from capplan.capacity.answer import Answer, Working
+from capplan.capacity.cache import Cache
 from capplan.capacity.questions import asked, gpu_terms, model_terms
 from capplan.errors import InputError
 from capplan.models.spec import Model
-from capplan.units import gib, tokens
+from capplan.units import counted, gib, tokens
 
 if TYPE_CHECKING:
     from capplan.hardware.spec import Gpu
@@ -35,6 +36,7 @@ class Fit(Answer):
     kv_budget_bytes: float  # negative when the weights do not fit
     kv_bytes_per_token: float
     kv_bytes_at: dict[str, float]  # context -> cache of one request
+    streams: tuple[dict[str, Any], ...]  # what alike layers keep of a request
     kv_tokens: int  # that fit, in requests of the first context
     concurrency: dict[str, float]  # context -> requests, not rounded
     requests: dict[str, int]  # context -> whole requests
@@ -70,11 +72,18 @@ class Fit(Answer):
         else:
             first, count = next(iter(self.requests.items()))
             headline = (
-                f"{model} on one {gpu}: {count:,} requests of {tokens(int(first))}; "
+                f"{model} on one {gpu}: {counted(count, 'request')} of {tokens(int(first))}; "
                 f"{self.kv_tokens:,} tokens of KV cache"
             )
+            if any(not stream["bytes_per_token"] for stream in self.streams):
+                headline += " at that length"  # windows and states make a token's cost depend on it
+            if not self.fits:
+                longest = max(int(context) for context, found in self.requests.items() if not found)
+                headline += f"; none of {tokens(longest)}"
         memory_name = gpu_terms.memory_name(self.inputs["tier"], self.memory_bytes, self.memory_visible_bytes)
-        share, per_token = 100 / self.memory_bytes, self.kv_bytes_per_token / 1024
+        share = 100 / self.memory_bytes
+        left = f"{abs(self.kv_budget_bytes) * share:.0f}%, {self.inputs['kv']}"
+        per_token = f"{units.format(self.kv_bytes_per_token / 1024, '1', 4)} KiB a token"
         lines = (
             ("memory", gib(self.memory_bytes), memory_name),
             (
@@ -84,9 +93,9 @@ class Fit(Answer):
             ),
             ("reserve", gib(self.reserve_bytes), f"{self.reserve_bytes * share:.0f}%"),
             (
-                "KV cache",
-                gib(self.kv_budget_bytes),
-                f"{self.kv_budget_bytes * share:.0f}%, {self.inputs['kv']}, {units.format(per_token, '1', 4)} KiB a token",
+                "KV cache" if self.kv_budget_bytes >= 0 else "missing",
+                gib(abs(self.kv_budget_bytes)),
+                f"{left}, {per_token}",
             ),
         )
         rows = tuple(
@@ -107,6 +116,10 @@ class Fit(Answer):
             self.assumptions,
             self.warnings,
         )
+
+
+def _mean(kept: Cache, each: float, length: int) -> str:
+    return "" if each == kept.slope else f"the mean over a request of {length:,} tokens"
 
 
 def fit(
@@ -140,7 +153,7 @@ def fit(
         raise InputError("both context and contexts are given; one of them is enough")
     wanted = context if contexts is None else contexts
     work = Working()
-    work.assume(*spec.assumptions)
+    work.assume(*asked.assumed_of(spec))
     lengths = asked.known_contexts(wanted, spec, work)
     weights, kv = asked.weights_precision(weights, spec), asked.kv_precision(kv, spec)
 
@@ -151,7 +164,9 @@ def fit(
     kept = model_terms.cache_of(spec, kv, work)
     cost = {length: model_terms.per_token_at(kept, length, work) for length in lengths}
     room = {
-        length: work(budget.kv_tokens, kv_budget=left, kv_bytes_per_token=each) if left > 0 else 0.0
+        length: work(budget.kv_tokens, _mean(kept, each, length), kv_budget=left, kv_bytes_per_token=each)
+        if left > 0
+        else 0.0
         for length, each in cost.items()
     }
     at_once = {
@@ -186,6 +201,7 @@ def fit(
         kv_budget_bytes=left,
         kv_bytes_per_token=kept.slope,
         kv_bytes_at={str(length): each * length for length, each in cost.items()},
+        streams=model_terms.streams_of(kept),
         kv_tokens=int(room[lengths[0]]),
         concurrency=at_once,
         requests=whole,

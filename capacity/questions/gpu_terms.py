@@ -29,6 +29,10 @@ def source_of(gpu: Gpu, key: str) -> str:
 def memory(gpu: Gpu, tier: Tier, work: Working) -> float:
     """Memory that weights and cache can share [byte]: the label in decimal, or what a process sees."""
     label = gpu.memory_label_bytes
+    if "unified" in gpu.memory_kind:
+        work.assume(
+            f"the memory of {gpu.id} is shared with the system and its programs, which take their part of it"
+        )
     if tier == "whiteboard":
         return work.read("memory", label, "byte", f"{source_of(gpu, 'memory.label')}, read as decimal GB")
     if seen := gpu.memory_visible_bytes:
@@ -73,8 +77,13 @@ def peak(gpu: Gpu, weights: str, work: Working) -> tuple[str, float]:
             f"no dense rate that {weights} weights run at is known for gpu {gpu.id!r}; known: {known}"
         )
     dtype, rate = found
-    if dtype != weights and not (weights.endswith("fp4") and dtype == "fp4"):
-        work.assume(f"{gpu.id} has no {weights} matrix rate on record: products run in {dtype}")
+    if dtype != weights and not (weights == "nvfp4" and dtype == "fp4"):
+        why = (
+            "leave activations in 16 bit"
+            if weights in ("int4", "mxfp4")
+            else f"have no rate on {gpu.id} on record"
+        )
+        work.assume(f"{weights} weights {why}: products run in {dtype}")
     return dtype, work.read(
         f"peak_flops ({dtype})", rate, "FLOP/second", source_of(gpu, f"dense_flops.{dtype}")
     )

@@ -7,8 +7,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from capplan.capacity.answer import Answer, Working
-from capplan.capacity.questions.asked import as_model, known_contexts, known_tier, kv_precision
-from capplan.capacity.questions.model_terms import cache_of, request_bytes
+from capplan.capacity.questions.asked import (
+    as_model,
+    assumed_of,
+    known_contexts,
+    known_tier,
+    known_tp,
+    kv_precision,
+)
+from capplan.capacity.questions.model_terms import cache_of, request_bytes, streams_of
 from capplan.models.spec import Attention, Model
 
 if TYPE_CHECKING:
@@ -45,6 +52,8 @@ class Kv(Answer):
             f"{self.inputs['model']}: {per_token:,.0f} bytes of KV cache a token "
             f"({units.format(per_token / 1024, '1', 4)} KiB) in {self.inputs['kv']}"
         )
+        if self.inputs["tp"] > 1:
+            headline += f" on each of {self.inputs['tp']} ranks"
         if self.windows:
             most = sum(window["window"] * window["kv_bytes_per_token"] for window in self.windows)
             headline += f", and up to {gib(most)} of windows"
@@ -77,7 +86,12 @@ def _kept(stream: dict[str, Any]) -> str:
 
 
 def kv(
-    model: str | Model, *, kv: str = "auto", contexts: Sequence[int] | int | None = None, tier: str = "engine"
+    model: str | Model,
+    *,
+    kv: str = "auto",
+    contexts: Sequence[int] | int | None = None,
+    tier: str = "engine",
+    tp: int = 1,
 ) -> Kv:
     """Bytes of KV cache of a token and of a request.
 
@@ -85,26 +99,27 @@ def kv(
     kv: precision of the cache; `auto` is 16 bit.
     contexts: tokens of a request, prompt and output; the usual lengths when not given.
     tier: `whiteboard` or `engine`; both count the cache alike.
+    tp: tensor-parallel ranks; the answer is what each of them holds.
 
     Raises UnknownNameError, DataFileError (a config that can't be read right), InputError.
 
     >>> kv("70b-class", kv="fp16").kv_bytes_per_token
     327680.0
     """
-    return of_spec(as_model(model), kv, contexts, tier)
+    return of_spec(as_model(model), kv, contexts, tier, tp)
 
 
-def of_spec(spec: Model, kv: str, contexts: Sequence[int] | int | None, tier: str) -> Kv:
+def of_spec(spec: Model, kv: str, contexts: Sequence[int] | int | None, tier: str, tp: int = 1) -> Kv:
     level = known_tier(tier)
     work = Working()
-    work.assume(*spec.assumptions)
+    work.assume(*assumed_of(spec))
     precision = kv_precision(kv, spec)
     lengths = known_contexts(contexts, spec, work)
     chunked = any(isinstance(part, Attention) and part.chunked for layer in spec.layers for part in layer)
-    found = cache_of(spec, precision, work)
+    found = cache_of(spec, precision, work, known_tp(tp))
     at = {str(context): request_bytes(found, context, work) for context in lengths}
     return Kv(
-        inputs={"model": spec.id, "kv": precision, "contexts": lengths, "tier": level},
+        inputs={"model": spec.id, "kv": precision, "contexts": lengths, "tier": level, "tp": tp},
         params_total=spec.parameters_total,
         params_active=spec.parameters_active,
         kv_bytes_per_token=found.slope,
@@ -119,19 +134,7 @@ def of_spec(spec: Model, kv: str, contexts: Sequence[int] | int | None, tier: st
             for stream in found.windows
         ),
         kv_bytes_at=at,
-        streams=tuple(
-            {
-                "part": stream.part,
-                "layers": stream.layers,
-                "entry": stream.entry,
-                "entry_bytes": stream.entry_bytes,
-                "tokens_per_entry": stream.every,
-                "most_entries": stream.most,
-                "of_encoder_tokens": stream.encoder,
-                "bytes_per_token": stream.slope,
-            }
-            for stream in found.streams
-        ),
+        streams=streams_of(found),
         max_context=spec.max_context,
         **work.shown(),
     )

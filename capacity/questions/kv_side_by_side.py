@@ -63,6 +63,7 @@ def kv_side_by_side(
     kv: str = "auto",
     contexts: Sequence[int] | int | None = None,
     tier: str = "engine",
+    tp: int = 1,
 ) -> KvSideBySide:
     """The caches of several models at the same contexts. Parameters and errors as in `kv`."""
     specs = list({spec.id: spec for spec in map(as_model, models)}.values())  # a model named twice is one
@@ -70,7 +71,7 @@ def kv_side_by_side(
         raise InputError("no model given; name at least one (capplan models)")
     shortest = min(specs, key=lambda spec: spec.max_context or max(CONTEXTS))
     lengths = known_contexts(None, shortest, Working()) if contexts is None else contexts
-    answers = tuple(of_spec(spec, kv, lengths, tier) for spec in specs)
+    answers = tuple(of_spec(spec, kv, lengths, tier, tp) for spec in specs)
     work = Working()
     for spec, answer in zip(specs, answers, strict=True):
         work.include(answer, prefix=f"{spec.id}: ")

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from math import ceil, inf
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from capplan.capacity import decode, precision
 from capplan.capacity.answer import Working
 from capplan.capacity.cache import (
     Cache,
     cache,
+    cache_bytes_per_request,
+    growing_bytes_per_token,
     state_bytes_per_request,
     stream_bytes_per_token,
     window_bytes_per_request,
@@ -21,9 +23,9 @@ from capplan.capacity.weights import quantized_weight_bytes, weight_bytes
 from capplan.models.spec import Attention, CompressedAttention, LatentAttention, Model
 
 
-def cache_of(model: Model, kv: str, work: Working) -> Cache:
-    """The cache of a sequence; its slope is shown as a sum over groups of alike layers."""
-    found = cache(model, kv)
+def cache_of(model: Model, kv: str, work: Working, tp: int = 1) -> Cache:
+    """The cache of a sequence on a rank; its slope is shown as a sum over groups of alike layers."""
+    found = cache(model, kv, tp=tp)
     if model.drafts_cached:
         work.assume("draft (MTP) layers are not counted: they are cached and loaded under speculation alone")
     for stream in found.streams:
@@ -45,17 +47,23 @@ def cache_of(model: Model, kv: str, work: Working) -> Cache:
                 entry_bytes=stream.entry_bytes,
                 tokens_per_entry=stream.every,
             )
+        if stream.part == "recurrent_state":
+            work.assume(f"recurrent states in {stream.entry.rpartition(' in ')[2]}, as vLLM keeps them")
+    growing = [stream for stream in found.streams if stream.slope]
+    if len(growing) > 1:
+        index = sum(stream.slope for stream in growing if stream.part.startswith("index"))
+        work(growing_bytes_per_token, "the sum", kv_bytes=found.slope - index, index_bytes=index)
     return found
 
 
 def request_bytes(found: Cache, context: int, work: Working) -> float:
     """Cache of one request [byte]: slope * T, and what is capped or fixed."""
-    total = 0.0
+    growing = capped = fixed = 0.0
     if found.slope:
-        total += work(kv_bytes_per_request, context=context, kv_bytes_per_token=found.slope)
+        growing = work(kv_bytes_per_request, context=context, kv_bytes_per_token=found.slope)
     for stream in found.streams:
         if stream.most is not None:
-            total += work(
+            capped += work(
                 window_bytes_per_request,
                 f"{stream.part}: {stream.entry}",
                 layers=stream.layers,
@@ -64,7 +72,7 @@ def request_bytes(found: Cache, context: int, work: Working) -> float:
                 window=stream.most,
             )
         elif not stream.every:
-            total += work(
+            fixed += work(
                 state_bytes_per_request,
                 f"{stream.part}: {stream.entry}",
                 layers=stream.layers,
@@ -72,7 +80,32 @@ def request_bytes(found: Cache, context: int, work: Working) -> float:
             )
         elif stream.encoder:
             work.assume("the cache of cross-attention is not counted: it holds the encoder's tokens")
-    return total
+    if not capped and not fixed:
+        return growing
+    return work(cache_bytes_per_request, f"{context:,} tokens", growing=growing, capped=capped, fixed=fixed)
+
+
+def streams_of(found: Cache) -> tuple[dict[str, Any], ...]:
+    """What alike layers keep, as answers show it."""
+    return tuple(
+        {
+            "part": stream.part,
+            "layers": stream.layers,
+            "entry": stream.entry,
+            "entry_bytes": stream.entry_bytes,
+            "tokens_per_entry": stream.every,
+            "most_entries": stream.most,
+            "of_encoder_tokens": stream.encoder,
+            "bytes_per_token": stream.slope,
+        }
+        for stream in found.streams
+    )
+
+
+def selects(model: Model) -> bool:
+    """Whether an indexer or a block selection picks what attention reads."""
+    parts = (part for layer in model.layers for part in layer)
+    return any(getattr(part, "index_dim", 0) or getattr(part, "top_k", 0) for part in parts)
 
 
 def per_token_at(found: Cache, context: int, work: Working) -> float:
@@ -99,8 +132,10 @@ def weights_in_memory(model: Model, weights: str, tier: Tier, work: Working) -> 
     if size >= 2:
         return work(weight_bytes, f"{model.id} in {weights}", parameters=total, bytes_per_parameter=size)
     matrices = model.matrix_parameters
+    scales = "" if weights not in ("int4", "fp4") else ", the scales of groups not counted"
     work.assume(
-        f"{weights} weights: the layers' matrices in {weights}; embedding, head, norms and biases in 16 bit"
+        f"{weights} weights: the layers' matrices in {weights}{scales}; embedding, head, norms and biases in "
+        "16 bit"
     )
     return work(
         quantized_weight_bytes,
@@ -136,6 +171,11 @@ def unquantized_bytes(weights: str) -> float:
     return max(2.0, precision.WEIGHTS[weights])
 
 
+def _of_encoder(model: Model, work: Working) -> None:
+    if any(getattr(part, "cross", False) for layer in model.layers for part in layer):
+        work.assume("encoder and decoder are counted together, as if every token passed through both")
+
+
 def decode_weights(
     model: Model, weights: str, stored: float, tier: Tier, work: Working
 ) -> tuple[float, float]:
@@ -144,6 +184,7 @@ def decode_weights(
     At the whiteboard both are the whole model. Really the input embedding is looked up, one row a token; a
     tied one is read all the same, as the head.
     """
+    _of_encoder(model, work)
     if tier == "whiteboard" or model.parameters_stated is not None:
         return model.parameters_active, stored
     if model.active_matrix_parameters < model.matrix_parameters:
@@ -154,8 +195,9 @@ def decode_weights(
     return multiplied, stored - looked_up * unquantized_bytes(weights)
 
 
-def prefill_weights(model: Model, tier: Tier) -> tuple[float, float]:
+def prefill_weights(model: Model, tier: Tier, work: Working) -> tuple[float, float]:
     """Parameters that multiply every prompt token, and those that multiply only the last: the head."""
+    _of_encoder(model, work)
     if tier == "whiteboard" or model.parameters_stated is not None:
         return model.parameters_active, 0
     return model.active_matrix_parameters, model.head_parameters
@@ -173,31 +215,41 @@ class Seen(NamedTuple):
 def attention_of(model: Model, phase: Literal["prefill", "decode"], work: Working) -> list[Seen]:
     """What attention has to do, group by group.
 
-    Latent attention decodes in the absorbed form (queries meet the latent itself) and prefills in the plain one.
+    Latent attention decodes in the absorbed form (queries meet the latent itself) and prefills in the plain one,
+    unless an indexer picks tokens: then it is absorbed in both. An indexer meets every key it keeps, once.
     """
     groups: dict[Seen, int] = {}
     for part in (part for layer in model.layers for part in layer):
+        found = []
         if isinstance(part, Attention):
-            if part.cross:
-                continue
-            seen = Seen(1, part.heads, (part.head_dim + part.v_head_dim) / 2, part.window or inf)
+            if not part.cross:
+                found.append(Seen(1, part.heads, (part.head_dim + part.v_head_dim) / 2, part.window or inf))
         elif isinstance(part, LatentAttention):
-            wide = part.latent + part.rope / 2
+            absorbed = part.latent + part.rope / 2
             plain = (part.nope + part.rope + part.v_head_dim) / 2
-            most = min(part.top_k or inf, part.window or inf)
-            seen = Seen(1, part.heads, wide if phase == "decode" else plain, most)
+            wide = absorbed if phase == "decode" or part.top_k else plain
+            found.append(Seen(1, part.heads, wide, min(part.top_k or inf, part.window or inf)))
+            if part.index_heads:
+                found.append(_indexer(part.index_heads, part.index_dim, part.index_every))
         elif isinstance(part, CompressedAttention):
-            seen = Seen(1, part.heads, part.width, part.window + (part.top_k or 0))
-            work.assume(
-                "attention over pooled vectors is counted as its window and what its indexer lets through"
-            )
+            found.append(Seen(1, part.heads, part.width, part.window))
+            if part.ratio:
+                pooled = part.top_k * part.ratio if part.top_k else inf
+                found.append(Seen(1, part.heads, part.width / part.ratio, pooled))
+            if part.index_heads:
+                found.append(_indexer(part.index_heads, part.index_dim, part.ratio or 1))
         else:
             work.assume(
                 "the work of recurrent and convolution states is not counted; it is small beside the matrices"
             )
-            continue
-        groups[seen] = groups.get(seen, 0) + 1
+        for seen in found:
+            groups[seen] = groups.get(seen, 0) + 1
     return [seen._replace(layers=count) for seen, count in groups.items()]
+
+
+def _indexer(heads: int, width: int, every: int) -> Seen:
+    """An indexer's queries meet keys and no values: half of the work of attention of its width."""
+    return Seen(1, heads, width / 2 / every, inf)
 
 
 def attention_flops(model: Model, context: int, work: Working) -> float:

@@ -37,7 +37,7 @@ LETTERS = {
     "L": "a recurrent state",
     "V": "a short convolution",
     "P": "attention and a recurrent state side by side",
-    "X": "cross-attention",
+    "X": "cross-attention, alone or after attention of its own",
     "s": "shares the cache of an earlier layer",
     "N": "caches nothing",
 }
@@ -47,12 +47,19 @@ def _text(value: object) -> str:
     return f"{value:,.12g}" if isinstance(value, int | float) else str(value)
 
 
+def _at(kept: Cache, context: int) -> float:
+    return kept.slope * context + kept.fixed + sum(stream.bytes_at(context) for stream in kept.windows)
+
+
 def letter(layer: Layer) -> str:
     """The letter of a layer's kind."""
     if not layer:
         return "N"
-    if len(layer) > 1 and not all(isinstance(part, State) for part in layer):
+    states = sum(isinstance(part, State) for part in layer)
+    if 0 < states < len(layer):
         return "P"
+    if len(layer) > 1 and not states:
+        return "X"
     part = layer[0]
     if isinstance(part, State):
         return "V" if not part.recurrent else "L"
@@ -73,7 +80,7 @@ def terms_of(kept: Cache) -> tuple[str, ...]:
     """The cache function, a line a term."""
     lines = []
     for stream in kept.streams:
-        size = f"{stream.layers} x {stream.entry_bytes:,.6g}"
+        size = f"{stream.layers} x {stream.entry_bytes:,.10g}"
         if not stream.every:
             term = size
         else:
@@ -201,7 +208,7 @@ def models(*, containing: str = "") -> Models:
                 "layers": len(model.layers),
                 "kv_bytes_per_token": kept.slope,
                 "state_bytes_per_sequence": kept.fixed,
-                "kv_bytes_at": {str(length): kept.bytes_at(length) for length in (8_000, 128_000)},
+                "kv_bytes_at": {str(length): _at(kept, length) for length in (8_000, 128_000)},
                 "max_context": model.max_context,
                 "basis": model.basis,
             }
@@ -214,7 +221,7 @@ def model_facts(model: str | Model) -> ModelFacts:
     """Everything on record of one model. Raises UnknownNameError, DataFileError."""
     spec = asked.as_model(model)
     work = Working()
-    work.assume(*spec.assumptions)
+    work.assume(*asked.assumed_of(spec))
     kept = model_terms.cache_of(spec, "bf16", work)
     return ModelFacts(
         inputs={"model": spec.id},

@@ -107,13 +107,15 @@ def prefill(
     (14136, 1.87)
     """
     if not LEAST_UTILISATION <= asked.number(utilisation) <= 1:
-        percent = f"; write {utilisation:g}% for a percentage" if 1 < asked.number(utilisation) <= 100 else ""
+        percent = (
+            f"; write {utilisation:g}% for a percentage" if 2 <= asked.number(utilisation) <= 100 else ""
+        )
         raise InputError(
             f"utilisation {utilisation!r} is not a share of the peak, from {LEAST_UTILISATION} to 1{percent}"
         )
     spec, device, level = asked.as_model(model), asked.as_gpu(gpu), asked.known_tier(tier)
     work = Working()
-    work.assume(*spec.assumptions)
+    work.assume(*asked.assumed_of(spec))
     prompts = asked.known_contexts(contexts, spec, work)
     weights = asked.weights_precision(weights, spec)
     compute, peak = gpu_terms.peak(device, weights, work)
@@ -123,7 +125,13 @@ def prefill(
             "efficiencies come with a later version"
         )
 
-    multiplied, once = model_terms.prefill_weights(spec, level)
+    wide, wide_peak = gpu_terms.peak(device, "bf16", work)
+    if wide_peak != peak:
+        work.assume(f"attention runs in {wide}, whatever the precision of the weights")
+    stored = model_terms.weights_in_memory(spec, weights, level, work)
+    if stored > gpu_terms.memory(device, level, work):
+        work.warn(f"the weights do not fit on one {device.id}: the time is that of its compute alone")
+    multiplied, once = model_terms.prefill_weights(spec, level, work)
     flops = work(linear_flops_per_token, "a prompt token", parameters=multiplied)
     head = work(linear_flops_per_token, "the head, for the last token", parameters=once) if once else 0.0
     at_peak = work(work_of.prefill_rate, peak_flops=peak, flops_per_token=flops)
@@ -146,12 +154,19 @@ def prefill(
             "attention_flops": attention,
             "attention_over_linear": attention / linear,
         }
-        for name, total in (("linear", linear), ("", linear + attention)):
-            why = "linear layers" if name else "with attention"
-            prefix = f"{name}_" if name else ""
-            row[f"{prefix}peak_s"] = work(work_of.prefill_time, why, flops=total, peak_flops=peak)
-            row["linear_s" if name else "time_s"] = work(
-                work_of.prefill_time, why, flops=total, peak_flops=peak, utilisation=utilisation
+        for share, plain, corrected in (
+            (1.0, "linear_peak_s", "peak_s"),
+            (utilisation, "linear_s", "time_s"),
+        ):
+            row[plain] = work(
+                work_of.prefill_time, "linear layers", flops=linear, peak_flops=peak, utilisation=share
+            )
+            row[corrected] = row[plain] + work(
+                work_of.prefill_time,
+                f"attention, in {wide}",
+                flops=attention,
+                peak_flops=wide_peak,
+                utilisation=share,
             )
         rows.append(row)
 

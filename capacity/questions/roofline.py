@@ -10,7 +10,6 @@ from capplan.capacity import decode
 from capplan.capacity.answer import Answer, Working
 from capplan.capacity.concurrency import concurrency
 from capplan.capacity.memory import kv_budget, kv_tokens
-from capplan.capacity.precision import WEIGHTS
 from capplan.capacity.questions import asked, gpu_terms, model_terms
 from capplan.capacity.roofline import attainable_flops, ridge_point
 from capplan.models.spec import Model
@@ -83,7 +82,7 @@ class Roofline(Answer):
                         (
                             "batch to the ridge",
                             f"{self.weight_only_batch_to_ridge:,.1f}",
-                            "if decode read weights alone; precision cancels where it doubles the peak",
+                            "if decode read weights alone",
                         ),
                     )
                 ),
@@ -127,21 +126,22 @@ def roofline(
     """
     spec, device, level = asked.as_model(model), asked.as_gpu(gpu), asked.known_tier(tier)
     work = Working()
-    work.assume(*spec.assumptions)
+    work.assume(*asked.assumed_of(spec))
     lengths = asked.known_contexts(contexts, spec, work)
     weights, kv = asked.weights_precision(weights, spec), asked.kv_precision(kv, spec)
-    size = WEIGHTS[weights]
-
     compute, peak = gpu_terms.peak(device, weights, work)
     bandwidth = gpu_terms.bandwidth(device, work)
     ridge = work(ridge_point, peak_flops=peak, bandwidth=bandwidth)
-    single = work(decode.weight_only_intensity, batch=1, bytes_per_parameter=size)
-    to_ridge = work(decode.weight_only_batch_to_ridge, ridge=ridge, bytes_per_parameter=size)
-
     stored = model_terms.weights_in_memory(spec, weights, level, work)
     multiplied, read = model_terms.decode_weights(spec, weights, stored, level, work)
     flops = work(decode.linear_flops_per_token, parameters=multiplied)
+    # more than the precision says where experts are read that a token is not routed to
+    size = read / multiplied
+    single = work(decode.weight_only_intensity, batch=1, bytes_per_parameter=size)
+    to_ridge = work(decode.weight_only_batch_to_ridge, ridge=ridge, bytes_per_parameter=size)
     kept = model_terms.cache_of(spec, kv, work)
+    if model_terms.selects(spec):
+        work.assume("a decode step is taken to read the whole cache; an indexer lets it read less")
     memory, reserve = gpu_terms.memory(device, level, work), asked.known_reserve(reserve, level, work)
     left = work(kv_budget, memory=memory, weight_bytes=stored, reserve=reserve)
     if left <= 0:

@@ -64,7 +64,7 @@ class Whiteboard(Answer):
         count = next(case for name, case in self.cases.items() if name.startswith("concurrency-"))
         return Report(
             f"{inputs['model']} in {inputs['weights']} on one {inputs['gpu']}, KV cache in {inputs['kv']}: "
-            f"{units.format(count['exact'], '1', 4)} requests of {tokens(count['context'])}",
+            f"{units.format(count['unrounded'], '1', 4)} requests of {tokens(count['context'])}",
             tuple(Table(tuple(rows), title=section) for section, rows in sections.items()),
             self.assumptions,
             self.warnings,
@@ -161,11 +161,11 @@ def whiteboard(
     exact_room = max(0.0, left) / cost[shortest]
     write(
         f"kv-tokens-from-{in_gib}-gib",
-        f"tokens in {in_gib} GiB",
+        "tokens of KV cache",
         room[shortest],
         "token",
-        f"{room[shortest]:,.0f}",
-        f"{exact_room:,.0f} without the rounding to whole GiB",
+        f"{exact_room:,.0f}",
+        f"{room[shortest]:,.0f} from {in_gib} GiB, as on a whiteboard",
         unrounded=exact_room,
     )
     for key, exact_count in budget.concurrency.items():
@@ -176,8 +176,8 @@ def whiteboard(
             f"requests of {tokens(context)}",
             count,
             "request",
-            f"{model_terms.whole(count):,}",
-            f"{units.format(count, '1', 4)}; {units.format(exact_count, '1', 4)} without the rounding",
+            f"{model_terms.whole(exact_count):,}",
+            f"{units.format(exact_count, '1', 4)}; {units.format(count, '1', 4)} from {in_gib} GiB",
             unrounded=exact_count,
             context=context,
         )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import typer
 
 from capplan.capacity.answer import Answer
@@ -15,6 +17,9 @@ def command(
     kv: opt.KvDtype = "auto",
     context: opt.Context = None,
     tier: opt.Tier = "engine",
+    tp: Annotated[
+        int, typer.Option("--tp", metavar="RANKS", help="Tensor-parallel ranks: what each of them holds.")
+    ] = 1,
     json: opt.Json = False,
     csv: opt.Csv = False,
     explain: opt.Explain = False,
@@ -32,9 +37,11 @@ def command(
     if len(names) > 1:
         from capplan.capacity.questions.kv_side_by_side import kv_side_by_side
 
-        answer = kv_side_by_side(names, kv=kv, contexts=contexts, tier=tier)
+        answer = kv_side_by_side(names, kv=kv, contexts=contexts, tier=tier, tp=tp)
     else:
         from capplan.capacity.questions.kv import kv as ask
 
-        answer = ask(opt.one_model(names[0] if names else None, None), kv=kv, contexts=contexts, tier=tier)
+        answer = ask(
+            opt.one_model(names[0] if names else None, None), kv=kv, contexts=contexts, tier=tier, tp=tp
+        )
     raise typer.Exit(emit(answer, as_json=json, as_csv=csv, explain=explain, plot=plot))

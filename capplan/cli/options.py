@@ -67,7 +67,9 @@ Weights = Annotated[
 KvDtype = Annotated[
     str,
     typer.Option(
-        "--kv", metavar="DTYPE", help="Precision of the KV cache: fp16, bf16, fp8, ...; auto is 16 bit."
+        "--kv",
+        metavar="DTYPE",
+        help="Precision of the KV cache: fp16, bf16, fp8, ...; auto is what the checkpoint names, else 16 bit.",
     ),
 ]
 Context = Annotated[

@@ -52,10 +52,14 @@ def save(answer: Answer, path: str) -> None:
         figure = Figure(figsize=(7.5, 4.6), layout="constrained")
         _intensity(figure.subplots(), answer)
     elif isinstance(answer, Fit):
-        figure = Figure(figsize=(7.5, 5.4), layout="constrained")
-        bar, curve = figure.subplots(2, height_ratios=(1, 5))
+        if answer.kv_budget_bytes > 0:
+            figure = Figure(figsize=(7.5, 5.4), layout="constrained")
+            bar, curve = figure.subplots(2, height_ratios=(1, 5))
+            _concurrency(curve, answer)
+        else:  # nothing fits: there is no curve
+            figure = Figure(figsize=(7.5, 1.8), layout="constrained")
+            bar = figure.subplots()
         _budget(bar, answer)
-        _concurrency(curve, answer)
     elif isinstance(answer, Whiteboard):
         figure = Figure(figsize=(7.5, 9.6), layout="constrained")
         bar, curve, intensity = figure.subplots(3, height_ratios=(1, 5, 6))
@@ -108,7 +112,14 @@ def _budget(axes: Axes, fit: Fit) -> None:
     memory = fit.memory_bytes / 2**30
     axes.axvline(memory, color="black", linewidth=1.5)
     if left > memory * 1.0001:
-        axes.axvspan(memory, left, color="#D55E00", alpha=0.35, label=f"missing {gib(-fit.kv_budget_bytes)}")
+        axes.axvspan(
+            memory,
+            left,
+            facecolor="white",
+            hatch="//",
+            edgecolor="#D55E00",
+            label=f"missing {gib(-fit.kv_budget_bytes)}",
+        )
     axes.set(
         yticks=[], xlim=(0, max(left, memory) * 1.02), xlabel=f"GiB of {memory:,.1f} ({fit.inputs['tier']})"
     )
@@ -120,10 +131,11 @@ def _budget(axes: Axes, fit: Fit) -> None:
 
 def _concurrency(axes: Axes, fit: Fit) -> None:
     """Requests that fit against their context, with the contexts asked for marked."""
-    room = max(0, fit.kv_tokens)
+    room = max(0.0, fit.kv_budget_bytes)
     longest = max([*map(int, fit.requests), 2_000])
     contexts = [1_000 * (2 * longest / 1_000) ** (i / 200) for i in range(201)]
-    axes.plot(contexts, [max(room / c, 1e-3) for c in contexts], color=BLUE)
+    held = [sum(_held(stream, c) for stream in fit.streams) for c in contexts]
+    axes.plot(contexts, [max(room / each, 1e-3) for each in held], color=BLUE)
     axes.axhline(1, color="black", linewidth=0.8, linestyle=":")
     for context, count in fit.concurrency.items():
         if count > 0:
@@ -145,14 +157,16 @@ def _cache(axes: Axes, answers: list[Kv]) -> None:
     contexts = sorted({int(context) for answer in answers for context in answer.kv_bytes_at})
     low, high = (contexts[0], contexts[-1]) if len(contexts) > 1 else (1_000, 1_000_000)
     points = [low * (high / low) ** (i / 200) for i in range(201)]
-    for answer, colour in zip(answers, cycle(LINES), strict=False):
+    solid = [(colour, style) for style in ("-", ":", "-.") for colour in LINES]
+    dashed = [(colour, style) for style in ("--", "-.", ":") for colour in LINES[1:]]
+    for answer, (colour, style) in zip(answers, cycle(solid), strict=False):
         at = [sum(_held(stream, t) for stream in answer.streams) / 2**30 for t in points]
-        axes.plot(points, at, color=colour, linewidth=2, label=answer.inputs["model"])
+        axes.plot(points, at, color=colour, linewidth=2, linestyle=style, label=answer.inputs["model"])
     if len(answers) == 1 and len(answers[0].streams) > 1:
-        for stream, colour in zip(answers[0].streams, cycle(LINES[1:]), strict=False):
+        for stream, (colour, style) in zip(answers[0].streams, cycle(dashed), strict=False):
             name = f"{stream['part'].replace('_', ' ')}, {stream['layers']} layers"
             held = [_held(stream, t) / 2**30 for t in points]
-            axes.plot(points, held, color=colour, linewidth=1, linestyle="--", label=name)
+            axes.plot(points, held, color=colour, linewidth=1, linestyle=style, label=name)
     axes.set(
         xscale="log",
         yscale="log",

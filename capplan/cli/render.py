@@ -12,7 +12,7 @@ from capplan.errors import ExitCode, InputError
 
 if TYPE_CHECKING:
     from capplan.capacity.answer import Answer
-    from capplan.report import Report, Table
+    from capplan.report import Report, Row, Table
 
 
 def emit(
@@ -106,6 +106,24 @@ def _fitted(table: Table, room: int) -> tuple[list[str], int, bool]:
     return heads, 2 if not table.columns else 1, False
 
 
+def _narrowed(table: Table, columns: int) -> tuple[Table, Row]:
+    """A table without the last columns that a terminal has no room for, and the heads of those."""
+    from dataclasses import replace
+
+    if not table.columns or table.words:
+        return table, ()
+    # heads may wrap at a blank, figures may not
+    least = [
+        max(*(len(row[i]) for row in table.rows), *map(len, head.split()), 1)
+        for i, head in enumerate(table.columns)
+    ]
+    kept = len(least)
+    while kept > 2 and sum(least[:kept]) + kept - 1 > columns:
+        kept -= 1
+    rows = tuple(row[:kept] for row in table.rows)
+    return replace(table, columns=table.columns[:kept], rows=rows), table.columns[kept:]
+
+
 def print_report(report: Report) -> None:
     """The report as plain text, or with rich's tables in a terminal."""
     if not is_terminal():
@@ -120,7 +138,8 @@ def print_report(report: Report) -> None:
     plain = bool(os.environ.get("NO_COLOR"))  # rich would leave bold and dim
     console = Console(highlight=False, width=width(), color_system=None if plain else "auto")
     console.print(Text(report.headline, style="bold"))
-    for table in report.tables:
+    for full in report.tables:
+        table, left_out = _narrowed(full, width())
         heads, gap, whole = _fitted(table, width())
         grid = Grid(
             title=table.title or None,
@@ -145,6 +164,8 @@ def print_report(report: Report) -> None:
             grid.add_row(*(Text(cell) for cell in row))
         console.print()
         console.print(grid)
+        if left_out:
+            console.print(Text(f"not shown in {width()} columns: {', '.join(left_out)} (--csv)", style="dim"))
     for label, lines, style in (
         ("assumed", report.assumptions, "dim"),
         ("warning", report.warnings, "yellow"),

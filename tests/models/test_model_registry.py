@@ -145,7 +145,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize(
-    "name", ["./mine", "mine/config.json", "org/mine", "./org/mine/", "{}/mine", "mine/"]
+    "name", ["mine", "./mine", "mine/config.json", "org/mine", "./org/mine/", "{}/mine", "mine/"]
 )
 def test_a_path(name: str, folder: Path) -> None:
     found = model(name.format(folder))
@@ -163,7 +163,7 @@ def test_a_registry_name_wins_over_a_file(folder: Path) -> None:
     ("name", "message"),
     [
         ("llama-3.3-7b", "unknown model 'llama-3.3-7b'; did you mean 'llama-3.3-70b'"),
-        ("mine", "(capplan models)"),
+        ("yours", "(capplan models)"),
         ("", "unknown model ''"),
         ("x\0y", "unknown model"),
     ],
