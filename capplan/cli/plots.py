@@ -57,7 +57,7 @@ def save(answer: Answer, path: str) -> None:
             bar, curve = figure.subplots(2, height_ratios=(1, 5))
             _concurrency(curve, answer)
         else:  # nothing fits: there is no curve
-            figure = Figure(figsize=(7.5, 1.8), layout="constrained")
+            figure = Figure(figsize=(7.5, 2.0), layout="constrained")
             bar = figure.subplots()
         _budget(bar, answer)
     elif isinstance(answer, Whiteboard):
@@ -121,10 +121,16 @@ def _budget(axes: Axes, fit: Fit) -> None:
             label=f"missing {gib(-fit.kv_budget_bytes)}",
         )
     axes.set(
-        yticks=[], xlim=(0, max(left, memory) * 1.02), xlabel=f"GiB of {memory:,.1f} ({fit.inputs['tier']})"
+        yticks=[],
+        xlim=(0, max(left, memory) * 1.02),
+        xlabel=f"GiB; the line is what the GPU has, {memory:,.1f}",
     )
     axes.set_title(_title(fit), fontsize=10)
-    axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.6), ncols=4, frameon=False, fontsize=9)
+    figure = axes.get_figure(root=True)
+    assert figure is not None
+    figure.legend(
+        *axes.get_legend_handles_labels(), loc="outside upper center", ncols=4, frameon=False, fontsize=9
+    )
     for side in ("top", "right", "left"):
         axes.spines[side].set_visible(False)
 
@@ -148,7 +154,7 @@ def _concurrency(axes: Axes, fit: Fit) -> None:
                 fontsize=9,
             )
     axes.set(xscale="log", yscale="log", xlabel="tokens of a request", ylabel="requests at once")
-    axes.set_ylim(bottom=0.3)
+    axes.set_ylim(0.3, 2 * max(1, *(room / each for each in held)))
     _plain_ticks(axes)
 
 
@@ -198,7 +204,10 @@ def _intensity(axes: Axes, answer: Roofline) -> None:
             for b in batches
         ]
         axes.plot(batches, curve, color=colour, label=tokens(row["context"]))
-        axes.plot(row["batch"], row["intensity_with_attention"], "o", color=colour, clip_on=False, zorder=3)
+        if row["fits"]:
+            axes.plot(
+                row["batch"], row["intensity_with_attention"], "o", color=colour, clip_on=False, zorder=3
+            )
         axes.axhline(row["ceiling_with_attention"], color=colour, linewidth=0.8, linestyle=":")
     ridge = answer.ridge_flop_per_byte
     axes.axhline(ridge, color="black", linewidth=1.2)
@@ -218,7 +227,7 @@ def _intensity(axes: Axes, answer: Roofline) -> None:
         ylabel="FLOP/byte of a decode step, with attention",
         title=_title(answer),
         xlim=(1, 1e4),
-        ylim=(0.5, 3 * ridge),
+        ylim=(min(0.5, answer.weight_only_intensity_batch_1), 3 * ridge),
     )
     axes.title.set_fontsize(10)
     _plain_ticks(axes)
