@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 import struct
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -112,8 +112,7 @@ def read_gguf(path: Path) -> Model:
             f"the GGUF holds {stored:,} parameters, its metadata says {model.parameters_total:,}: "
             "bytes are those of the file"
         )
-    return replace(
-        model,
+    return model._replace(
         dtype=next((dtype for start, dtype in _PRECISIONS if most.startswith(start)), "fp16"),
         checkpoint_bytes_read=dict(sorted(first.bytes.items())),
         assumptions=tuple(said),

@@ -9,7 +9,6 @@ import io
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -63,8 +62,7 @@ def _read(hub: _Hub) -> Model:
         model = read_config(config)
     model = _with_bytes(model, hub, config.parent)
     said = (f"{hub.why}: read from the cache",) if hub.why else ()
-    return replace(
-        model,
+    return model._replace(
         id=hub.name,
         name=hub.name.split("/")[1],
         source=f"{hub.endpoint}/{hub.name}",
@@ -81,7 +79,7 @@ def _with_bytes(model: Model, hub: _Hub, snapshot: Path) -> Model:
         return hub.with_sizes(model)
     except DataFileError as error:
         said = f"the sizes of its weights could not be read ({error}): bytes are worked out from the config"
-        return replace(model, assumptions=(*model.assumptions, said))
+        return model._replace(assumptions=(*model.assumptions, said))
 
 
 @contextmanager

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +43,7 @@ def read_params(path: Path) -> Model:
     model = from_config(config, id=name, name=name, where=where, source=str(path))
     towers = [name for name in _TOWERS if live(given.config.get(name))]
     said = (f"{', '.join(towers)}: not counted, nor what projects into the language model",) if towers else ()
-    return replace(model, assumptions=model.assumptions + said)
+    return model._replace(assumptions=model.assumptions + said)
 
 
 def _config(f: Fields) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from dataclasses import replace
 from pathlib import Path
 
 from capplan.errors import DataFileError
@@ -101,8 +100,7 @@ def with_headers(model: Model, folder: Path) -> Model:
 def with_read(model: Model, sizes: dict[str, int], elements: dict[str, int]) -> Model:
     """The model with the bytes that were read, and a line where the tensors are not what its config says."""
     said = _disagreement(model, elements)
-    return replace(
-        model,
+    return model._replace(
         checkpoint_bytes_read=dict(sorted(sizes.items())),
         assumptions=(*model.assumptions, *([said] if said else [])),
     )

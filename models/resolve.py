@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import tomllib
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -45,7 +45,7 @@ def resolve(name: str, quantization: str = "") -> Resolved:
     model = registry.model(row)
     if quant is None and method(row) is not None:
         quant = "bf16"  # the row is of a quantized build; the name is not
-    model = replace(model, **_changed(model, same)) if same else model
+    model = model._replace(**_changed(model, same)) if same else model
     model, towers = with_tower(model)
     assumptions = (*assumptions, *towers)
     if quant is not None and model.quantization is None and quant not in ("bf16", "fp16"):
@@ -61,7 +61,7 @@ def with_tower(model: Model) -> tuple[Model, tuple[str, ...]]:
     parameters = _rules()["towers"].get(model.id)
     if parameters is None or model.tower_weights:
         return model, ()
-    return replace(model, tower_weights=_tower(parameters)), (
+    return model._replace(tower_weights=_tower(parameters)), (
         f"a vision tower of about {parameters / 1e9:.2g}B parameters in 16 bit, which is not in the config on record",
     )
 

@@ -7,7 +7,6 @@ mlp of its own, a no-op) has none.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -133,8 +132,7 @@ Part = Attention | LatentAttention | CompressedAttention | State
 Layer = tuple[Part, ...]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Model:
+class Model(NamedTuple):
     """A model: one entry of `layers` a layer, in order; every parameter in `weights`.
 
     A model class known only by its round size (the essay's 70B) has `parameters_stated` and no `weights`.

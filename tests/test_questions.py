@@ -192,7 +192,7 @@ def test_text_is_the_answer_first(ask: Callable[[], Answer]) -> None:
 
 
 def test_html_escapes_names() -> None:
-    evil = dataclasses.replace(MODELS["llama-3.1-8b"], id="<script>alert('&')</script>")
+    evil = MODELS["llama-3.1-8b"]._replace(id="<script>alert('&')</script>")
     html = fit(evil, "l4")._repr_html_()
     assert "<script>" not in html
     assert "&lt;script&gt;" in html

@@ -102,7 +102,7 @@ def budget(
         left = kv_bytes
     if flags.kv_cache_memory_bytes is not None:
         left = float(flags.kv_cache_memory_bytes)
-    here = model if len(counts) == 1 else replace(model, layers=model.layers[start : start + layers])
+    here = model if len(counts) == 1 else model._replace(layers=model.layers[start : start + layers])
     return Budget(
         total=device.total_bytes,
         requested=device.total_bytes * share,
@@ -145,7 +145,7 @@ def _rank_weights(stored: Model, flags: Deployment, rocm: bool) -> RankWeights:
     if flags.engine == "tensorrt-llm" and not any(weight.bucket == "head" for weight in stored.weights):
         tables = [weight for weight in stored.weights if weight.bucket == "embedding"]
         heads = tuple(table._replace(bucket="head", name="lm_head.weight") for table in tables[:1])
-        stored = replace(stored, weights=(*stored.weights, *heads))  # its engines hold a tied table twice
+        stored = stored._replace(weights=(*stored.weights, *heads))  # its engines hold a tied table twice
     return rank_weights(
         stored,
         tp=tp,

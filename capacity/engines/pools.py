@@ -122,7 +122,7 @@ def _in_full(model: Model) -> Model:
         width = 256 if part.nope + part.rope > 128 else part.nope + part.rope
         return Attention(part.heads, part.heads, width, width)
 
-    return replace(model, layers=tuple(tuple(full(part) for part in layer) for layer in model.layers))
+    return model._replace(layers=tuple(tuple(full(part) for part in layer) for layer in model.layers))
 
 
 # --- without blocks -------------------------------------------------------------------------------------------

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import replace
 from math import ceil
 from typing import NamedTuple, TypeVar
 
@@ -74,7 +73,7 @@ def quantized(model: Model, quant: str | None) -> Model:
     if quant is None:
         return model
     if quant in ("bf16", "fp16", "fp32"):
-        return replace(model, quantization=None, dtype=quant)
+        return model._replace(quantization=None, dtype=quant)
     if quant not in FORMATS:
         raise InputError(f"quantization {quant!r} is not on record; one of {', '.join(FORMATS)}, bf16, fp16")
     own = model.quantization
@@ -82,8 +81,8 @@ def quantized(model: Model, quant: str | None) -> Model:
         return model
     rule = Rule(FORMATS[quant], linear=True)
     ignored = _left_alone(model) if quant == "nvfp4" else ()
-    return replace(
-        model, quantization=Quantization(quant, (rule,), ignored=ignored), dtype=FORMATS[quant].dtype
+    return model._replace(
+        quantization=Quantization(quant, (rule,), ignored=ignored), dtype=FORMATS[quant].dtype
     )
 
 

@@ -86,7 +86,7 @@ def _named_generation(name: str) -> str:
 def model(row: Row) -> Resolved:
     found = resolve(row["model_id"], row.get("weight_quant", ""))
     if "--language-model-only" in row.get("notes", ""):
-        return replace(found, model=replace(found.model, tower_weights=()))
+        return replace(found, model=found.model._replace(tower_weights=()))
     return found
 
 

@@ -287,7 +287,7 @@ def whiteboard(
             last[plain],
             "s",
             seconds(last[plain]),
-            f"{seconds(last[corrected])} with attention, {last['attention_over_linear']:,.2f} times the linear layers",
+            f"{seconds(last[corrected])} with attention, {last['attention_over_linear']:,.2f} times the work of the linear layers",
             with_attention=last[corrected],
         )
 

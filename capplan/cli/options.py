@@ -131,10 +131,10 @@ def doubling(text: str) -> list[int]:
 
 def context_list(texts: list[str] | None) -> list[int] | None:
     """The contexts of all --context options; says on stderr what was understood where that may surprise."""
-    from capplan import units
-
     if not texts:
         return None
+    from capplan import units
+
     lengths = []
     for text in texts:
         with naming("--context"):

@@ -1,7 +1,6 @@
 """What vLLM makes of a pool: its published logs, worked facts, and what must always hold."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -270,7 +269,7 @@ def test_compressed_attention_crashes(deepseek_v4: Model) -> None:
 def test_a_chain_of_drafts_widens_windows() -> None:
     """Two draft layers and three tokens: windows keep two tokens more in 0.33, here one more block of 16."""
     sliding, full = heads(8, 128, 16 + 1), heads(8, 128)
-    model = replace(of(sliding, full), draft_layers=(full, full))
+    model = of(sliding, full)._replace(draft_layers=(full, full))
     flags: dict[str, Any] = {"max_num_batched_tokens": 16, "max_model_len": 4096}
     plain, chain = (run(model, "0.33.0", 1, num_speculative_tokens=count, **flags) for count in (1, 3))
     windows = [
