@@ -170,7 +170,7 @@ def _attention(part: Attention, kv: str, tp: int, view: View) -> Iterator[Stream
         alike = part.head_dim == part.v_head_dim and size == 2 * heads * part.head_dim * element
         yield Stream("kv_full", size, words, plain=(heads, part.head_dim, element) if alike else None)
     else:
-        yield Stream("kv_window", size, words, most=_kept(part.window, view))
+        yield Stream("kv_window", size, words, most=_kept(part.window, view, part.held_spare))
     if part.index_dim:
         every = 1 if view == "transformers" else part.index_every  # it pools anew for every query
         yield Stream("index_keys", 2 * part.index_dim, f"index key of {part.index_dim} in bf16", every=every)
@@ -193,9 +193,9 @@ def _latent(part: LatentAttention, kv: str, view: View) -> Iterator[Stream]:
         yield _index("index_keys", part.index_dim, part.index_every, view, element)
 
 
-def _kept(window: int, view: View) -> int:
+def _kept(window: int, view: View, spare: int = 0) -> int:
     """Tokens held between steps: transformers lets one go before the next token completes the window."""
-    return window - 1 if view == "transformers" else window
+    return window - 1 + spare if view == "transformers" else window
 
 
 def _index(name: str, width: int, every: int, view: View, element: int = 2) -> Stream:

@@ -174,6 +174,8 @@ class Fields:
         self.where = where  # the file, for messages
         self.read: set[str] = set()
         self.assumptions: list[str] = []
+        self.absent: list[str] = []  # fields that were looked for and are not there
+        self.null: list[str] = []
         self.defaults: dict[str, int] = {}  # of the class, where configs of a family leave dimensions to it
         self.inner: list[Fields] = []  # of the language models inside, judged with this one
 
@@ -185,6 +187,9 @@ class Fields:
         self.read.update(names)
         given = [(name, self.config[name]) for name in names if self.config.get(name) is not None]
         if not given:
+            nulls = [name for name in names if name in self.config]
+            missing = self.null if nulls else self.absent
+            missing += [name for name in (nulls or names)[:1] if name not in missing]
             return names[0], self._class_default(*names)
         first, value = given[0]
         for name, other in given[1:]:
@@ -291,6 +296,18 @@ class Fields:
         if words not in self.assumptions:
             self.assumptions.append(words)
         return default
+
+    def said_of_the_missing(self) -> list[str]:
+        """One line for the fields that are not there and that no line of their own speaks of, one for null ones."""
+        spoken = " ".join(self.assumptions)
+        lines = []
+        for words, found in (("absent", self.absent), ("null", self.null)):
+            names = [name for name in found if f"'{name}'" not in spoken]
+            if names:
+                shown = ", ".join(names[:MAX_UNKNOWN])
+                more = f" and {len(names) - MAX_UNKNOWN} more" if len(names) > MAX_UNKNOWN else ""
+                lines.append(f"{words}, and taken as the class of model_type takes it: {shown}{more}")
+        return lines
 
     def ignore(self, *names: str) -> None:
         """Fields that change nothing in this family."""

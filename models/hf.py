@@ -60,11 +60,13 @@ def from_config(
     name: str,
     where: str = "",
     side: dict[str, Any] | None = None,
+    complete: bool = False,
     **header: Any,
 ) -> Model:
     """The model that a config describes. `where` names its file in messages; `header` goes into the Model.
 
     side: the content of modelopt's hf_quant_config.json, where that lies beside it.
+    complete: what is left out is meant to be the class's default, as in a registry row, and is not told.
     """
     outer = Fields(config, where)
     known = outer.text("model_type") in FAMILIES
@@ -76,6 +78,8 @@ def from_config(
     if "layer_types" not in fields.read:
         decoder.layer_types("full_attention")  # may be said where all layers are alike
     fields.refuse_the_rest()
+    if len(set(decoder.layout)) == 1:
+        fields.absent = [name for name in fields.absent if name != "layer_types"]  # which all layers share
     if quantization:
         from capplan.models.stored import dominant
 
@@ -93,7 +97,7 @@ def from_config(
         quantization=quantization,
         vocab_size=decoder.vocab,
         max_context=decoder.context,
-        assumptions=tuple(fields.assumptions),
+        assumptions=(*fields.assumptions, *(() if complete else fields.said_of_the_missing())),
         **header,
     )
 

@@ -40,7 +40,7 @@ def read_params(path: Path) -> Model:
     given = Fields(load_json(path), where)
     config = _config(given)
     name = path.absolute().parent.name or path.stem
-    model = from_config(config, id=name, name=name, where=where, source=str(path))
+    model = from_config(config, id=name, name=name, where=where, source=str(path), complete=True)
     towers = [name for name in _TOWERS if live(given.config.get(name))]
     said = (f"{', '.join(towers)}: not counted, nor what projects into the language model",) if towers else ()
     return model._replace(assumptions=model.assumptions + said)

@@ -120,7 +120,7 @@ def _from_row(path: Path, row: dict[str, Any]) -> Model:
         return _stated(row, where, header)
     # TOML has no null; a row says "null"
     config = {name: None if value == "null" else value for name, value in row["config"].items()}
-    return from_config(config, id=row["id"], name=row["name"], where=where, **header)
+    return from_config(config, id=row["id"], name=row["name"], where=where, complete=True, **header)
 
 
 def _check(row: dict[str, Any], path: Path, where: str) -> None:

@@ -73,6 +73,7 @@ class Attention(NamedTuple):
     index_dim: int = 0  # width of a key that selects blocks, kept for every token (MiniMax M3)
     index_every: int = 1  # tokens to one such key
     cross: bool = False  # over an encoder's tokens, kept once for a request
+    held_spare: int = 0  # tokens that transformers holds beyond the window: it counts the token itself apart
     repeated: bool = False  # transformers keeps it once for every query head (Falcon 40B)
 
 

@@ -253,11 +253,11 @@ def mimo_v2_flash(f: Fields) -> Decoder:
     d = Decoder(f, kv_heads=4, head_dim=192)
     value = f.count_or(128, "v_head_dim")
     f.ignore("attention_chunk_size", "attention_value_scale", "n_shared_experts", "swa_rope_theta")
-    window = f.maybe("sliding_window") or f.assume("sliding_window", 129)
-    if size := f.maybe("sliding_window_size"):
-        window = size + 1  # as the class counts it: the token itself beside the window
+    size = f.maybe("sliding_window_size")
+    window = size or f.maybe("sliding_window") or f.assume("sliding_window", 129)
+    f.ignore("sliding_window")
     full = Attention(d.heads, d.kv_heads, d.head_dim, value)
-    local = full._replace(kv_heads=2 * d.kv_heads, window=window)
+    local = full._replace(kv_heads=2 * d.kv_heads, window=window, held_spare=1 if size else 0)
     _same_as_class(f, local)
     slides = _mimo_windows(d)
     if any(slides) and d.heads % local.kv_heads:

@@ -31,6 +31,9 @@ LLAMA: dict[str, Any] = {
     "max_position_embeddings": 8192,
     "tie_word_embeddings": True,
     "torch_dtype": "bfloat16",
+    "head_dim": 16,
+    "attention_bias": False,
+    "mlp_bias": False,
 }
 PARAMETERS = 96 * 64 + 2 * (2 * 64 * 64 + 2 * 32 * 64 + 3 * 64 * 128 + 2 * 64) + 64
 

@@ -268,7 +268,9 @@ def test_a_small_deepseek_v3() -> None:
     assert found.parameters_total == OUTSIDE + 4 * (QUERY + KEYS + VALUES) + DENSE + 3 * SPARSE
     assert found.parameters_active == found.parameters_total - 3 * 4 * 3 * 32 * 8
     assert parts(found) == [LatentAttention(4, 10, 4, 6, 5)] * 4
-    assert found.assumptions == ()
+    assert found.assumptions == (
+        "absent, and taken as the class of model_type takes it: attention_bias",
+    )
     direct = read(V3, q_lora_rank=None)
     assert direct.parameters_total == found.parameters_total - 4 * QUERY + 4 * 32 * 4 * 10
     biased = read(V3, attention_bias=True)
@@ -278,7 +280,7 @@ def test_a_small_deepseek_v3() -> None:
 def test_heads_of_keys_and_their_width_mean_nothing() -> None:
     for fields in ({"num_key_value_heads": 1}, {"head_dim": 192}, {"head_dim": None}, {"qk_head_dim": 10}):
         assert read(V3, **fields).layers == read(V3).layers
-    assert read(without(V3, "num_key_value_heads")).assumptions == ()
+    assert read(without(V3, "num_key_value_heads")).assumptions == read(V3).assumptions
 
 
 def test_dense_layers_come_first() -> None:

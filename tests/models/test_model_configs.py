@@ -23,6 +23,9 @@ LLAMA: dict[str, Any] = {
     "max_position_embeddings": 8192,
     "tie_word_embeddings": False,
     "torch_dtype": "bfloat16",
+    "head_dim": 16,
+    "attention_bias": False,
+    "mlp_bias": False,
     "rope_scaling": {"rope_type": "llama3", "factor": 8.0},
     "rms_norm_eps": 1e-5,
 }
@@ -71,7 +74,7 @@ def test_biases_and_tying() -> None:
 def test_head_dim_given_and_derived() -> None:
     assert attentions(read(LLAMA, head_dim=24))[0].head_dim == 24
     assert attentions(read(LLAMA, head_dim=None))[0].head_dim == 64 // 4
-    assert "hidden size 66 is not a multiple" in error(LLAMA, hidden_size=66)
+    assert "hidden size 66 is not a multiple" in error(without(LLAMA, "head_dim"), hidden_size=66)
     assert read(LLAMA, hidden_size=66, head_dim=16).hidden_size == 66
 
 
@@ -98,7 +101,9 @@ def test_an_absent_field_takes_its_class_default_and_says_so(family: str, field:
 
 def test_null_kv_heads_means_as_many_as_query_heads() -> None:
     model = read(MISTRAL, num_key_value_heads=None)
-    assert (attentions(model)[0].kv_heads, model.assumptions) == (4, ())
+    assert attentions(model)[0].kv_heads == 4
+    (said,) = model.assumptions
+    assert said.startswith("null, and taken as the class of model_type takes it: num_key_value_heads")
 
 
 @pytest.mark.parametrize(
@@ -316,3 +321,14 @@ def test_opt_with_a_narrower_embedding() -> None:
 @pytest.mark.parametrize("family", sorted(FAMILIES))
 def test_every_family_reads_its_own_dimensions_or_says_what_is_missing(family: str) -> None:
     assert re.search(r"field '\w+' is (missing|null)", error({"model_type": family}))
+
+
+def test_fields_that_are_not_there_are_told_in_one_line() -> None:
+    """What the class fills in changes the answer as much as what the file says."""
+    config = without(without(LLAMA, "attention_bias"), "head_dim")
+    assert read(config).assumptions == (
+        "absent, and taken as the class of model_type takes it: attention_bias, head_dim",
+    )
+    assert read(LLAMA, mlp_bias=None).assumptions == (
+        "null, and taken as the class of model_type takes it: mlp_bias",
+    )

@@ -35,6 +35,9 @@ LLAMA: dict[str, Any] = {
     "max_position_embeddings": 8192,
     "tie_word_embeddings": False,
     "torch_dtype": "bfloat16",
+    "head_dim": 16,
+    "attention_bias": False,
+    "mlp_bias": False,
 }
 SHAPES = {"q_proj": (64, 64), "k_proj": (32, 64), "v_proj": (32, 64), "o_proj": (64, 64)}
 MLP = {"gate_proj": (128, 64), "up_proj": (128, 64), "down_proj": (64, 128)}
