@@ -103,9 +103,7 @@ def read_gguf(path: Path) -> Model:
         for name, size in other.bytes.items():
             first.bytes[name] = first.bytes.get(name, 0) + size
     config = config_of(first, where)
-    model = from_config(
-        config, id=path.stem, name=path.stem, where=where, source=str(path), complete=True
-    )
+    model = from_config(config, id=path.stem, name=path.stem, where=where, source=str(path), complete=True)
     stored = sum(prod(shape) for _, shape in first.tensors.values())
     most = max(first.bytes, key=lambda name: first.bytes[name], default="F16")
     said = [line for line in model.assumptions if "torch_dtype" not in line]

@@ -15,7 +15,7 @@ from capplan.capacity.engines.vllm_rules import newest, ordered
 from capplan.capacity.questions import asked, gpu_terms
 from capplan.errors import CapplanError, InputError
 from capplan.models.resolve import with_tower
-from capplan.models.spec import Model
+from capplan.models.spec import Model, State
 from capplan.units import gib, tokens
 
 if TYPE_CHECKING:
@@ -144,6 +144,7 @@ def engine_fit(
     work = Working()
     work.assume(*asked.assumed_of(spec), *towers)
     device, plan = device_of(card), _checked(deployment or Deployment())
+    _servable(spec, plan)
     gpu_terms.memory(card, "engine", work)
     rank = budget(spec, device, plan)
     flags = rank.deployment
@@ -163,6 +164,21 @@ def engine_fit(
             activation_peak=rank.activation_peak,
             non_torch=rank.non_torch,
             graphs=rank.graphs,
+        )
+    if flags.max_model_len and spec.max_context and flags.max_model_len > spec.max_context:
+        work.warn(
+            f"max_model_len {flags.max_model_len:,} is past the {spec.max_context:,} tokens of {spec.id}: "
+            f"{flags.engine} refuses it unless RoPE scaling or an override is given"
+        )
+    if rank.starts and (rank.max_concurrency or 0) < 1:
+        work.warn(
+            f"it starts, but the cache holds {rank.kv_tokens or 0:,} tokens: no request of "
+            f"{flags.max_model_len or 0:,} fits"
+        )
+    if flags.engine != "vllm" and any(isinstance(part, State) for layer in spec.layers for part in layer):
+        running = f"{flags.max_num_seqs:,} running requests" if flags.max_num_seqs else "no running request"
+        work.warn(
+            f"recurrent states are counted for {running} (--max-num-seqs); {flags.engine} sets a pool apart"
         )
     at = {length: _at(spec, device, flags, length) for length in contexts or ()}
     return EngineFit(
@@ -205,13 +221,28 @@ def _checked(plan: Deployment) -> Deployment:
     for name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size"):
         given = getattr(plan, name)
         if given is not None and not 1 <= given <= asked.MOST_TOKENS:
-            raise InputError(f"{name} {given} is not a whole number of 1 or more")
+            raise InputError(f"{name} {given:.6g} is not a whole number from 1 to {asked.MOST_TOKENS:,}")
     share = plan.gpu_memory_utilization
     if share is not None and not 0 < share <= 1:
         raise InputError(f"gpu_memory_utilization {share} is not a share above 0 and up to 1")
     if plan.num_speculative_tokens < 0:
         raise InputError(f"num_speculative_tokens {plan.num_speculative_tokens} is below 0")
     return plan
+
+
+def _servable(model: Model, plan: Deployment) -> None:
+    """Refuse what the engine itself refuses before it looks at the memory, and what is not planned yet."""
+    if plan.num_speculative_tokens and plan.speculative_method == "mtp" and not model.draft_layers:
+        raise InputError(f"{model.id} has no draft (MTP) layers on record to speculate with")
+    tokens, requests = plan.max_num_batched_tokens, plan.max_num_seqs
+    if plan.engine == "vllm" and tokens and requests and tokens < requests:
+        raise InputError(
+            f"max_num_batched_tokens {tokens:,} is below max_num_seqs {requests:,}, which vllm refuses"
+        )
+    if plan.engine != "vllm" and plan.data_parallel_size > 1:
+        raise InputError(
+            f"data parallelism of {plan.engine} is not planned yet; plan one copy, and start several"
+        )
 
 
 def _at(model: Model, device: Device, flags: Deployment, length: int) -> Budget:

@@ -88,7 +88,7 @@ def command(
         "max_num_batched_tokens": opt.count("--max-num-batched-tokens", max_num_batched_tokens),
     }
     given = {
-        "engine": engine,
+        "engine": _engine(engine) if engine else None,
         "version": engine_version,
         "tensor_parallel_size": tp,
         "pipeline_parallel_size": pp,
@@ -105,7 +105,8 @@ def command(
     asked = opt.one_model(model, model_config)
     if command_for is not None:
         only_one(json=json, csv=csv, explain=explain, emit=True)
-        flags.setdefault("engine", _engine(command_for))
+        if flags.setdefault("engine", _engine(command_for)) != _engine(command_for):
+            raise InputError(f"--emit {command_for} and --engine {engine} are two engines; plan and emit one")
     if flags:
         from capplan.capacity.questions.engine_fit import engine_fit
 
@@ -144,7 +145,7 @@ def _deployment(flags: dict[str, Any], weights: str, kv: str) -> Deployment:
 
 
 def _engine(name: str) -> str:
-    """The engine that --emit names."""
+    """The engine that --engine or --emit names."""
     from capplan.capacity.engines.emit import ENGINES
 
     found = ENGINES.get(name.strip().lower())

@@ -68,11 +68,29 @@ def test_other_engines(engine: str) -> None:
         ({"num_speculative_tokens": -1}, "num_speculative_tokens -1 is below 0"),
         ({"engine": "tgi"}, "engine 'tgi' is not on record"),
         ({"version": "new"}, "vllm version 'new' can't be read"),
+        ({"num_speculative_tokens": 2, "speculative_method": "mtp"}, "has no draft"),
+        ({"max_num_batched_tokens": 64, "max_num_seqs": 128}, "is below max_num_seqs 128"),
+        ({"engine": "sglang", "data_parallel_size": 2}, "not planned yet"),
+        ({"max_num_seqs": 10**30}, r"max_num_seqs 1e\+30 is not a whole number"),
     ],
 )
 def test_wrong_flags(wrong: dict[str, object], message: str) -> None:
     with pytest.raises(InputError, match=message):
         engine_fit("llama-3.1-8b", "h100-sxm", Deployment(**wrong))  # type: ignore[arg-type]
+
+
+def test_loud_where_the_engine_would_refuse_or_serve_nothing() -> None:
+    past = engine_fit("qwen3-8b", "h100-sxm", Deployment(max_model_len=131_072))
+    assert any("past the 40,960 tokens" in warning for warning in past.report().warnings)
+    pool = engine_fit("qwen3-next-80b-a3b", "h200-sxm", Deployment(engine="sglang", tensor_parallel_size=2))
+    assert any("recurrent states" in warning for warning in pool.report().warnings)
+
+
+def test_one_engine_is_planned_and_written(run: Run) -> None:
+    code, out, err = run("fit", "llama-3.1-8b", "--gpu", "h100", "--engine", "vllm", "--emit", "sglang")
+    assert (code, out) == (2, "")
+    assert "are two engines" in err
+    assert run("fit", "llama-3.1-8b", "--gpu", "h100", "--engine", "trtllm", "--emit", "trtllm")[0] == 0
 
 
 def test_command(run: Run) -> None:

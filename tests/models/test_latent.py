@@ -268,9 +268,7 @@ def test_a_small_deepseek_v3() -> None:
     assert found.parameters_total == OUTSIDE + 4 * (QUERY + KEYS + VALUES) + DENSE + 3 * SPARSE
     assert found.parameters_active == found.parameters_total - 3 * 4 * 3 * 32 * 8
     assert parts(found) == [LatentAttention(4, 10, 4, 6, 5)] * 4
-    assert found.assumptions == (
-        "absent, and taken as the class of model_type takes it: attention_bias",
-    )
+    assert found.assumptions == ("absent, and taken as the class of model_type takes it: attention_bias",)
     direct = read(V3, q_lora_rank=None)
     assert direct.parameters_total == found.parameters_total - 4 * QUERY + 4 * 32 * 4 * 10
     biased = read(V3, attention_bias=True)
