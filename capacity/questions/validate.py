@@ -228,7 +228,7 @@ def _found(names: Sequence[str]) -> Model | str:
 
 def _settings(row: Row) -> Settings:
     """The flags of a row; what is blank is the engine's default."""
-    given = {
+    given: dict[str, Any] = {
         "max_num_batched_tokens": whole(row, "max_num_batched_tokens"),
         "max_num_seqs": whole(row, "max_num_seqs"),
         "tensor_parallel_size": whole(row, "tp"),
@@ -242,7 +242,7 @@ def _settings(row: Row) -> Settings:
         block_size=whole(row, "block_size_in"),
         enable_prefix_caching=switch(row, "prefix_caching"),
         hybrid_kv_cache_manager=switch(row, "hybrid_manager"),
-        **{name: told for name, told in given.items() if told is not None},  # type: ignore[arg-type]
+        **{name: told for name, told in given.items() if told is not None},
     )
 
 

@@ -2,6 +2,7 @@
 
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,8 +19,8 @@ RTX3090 = Device(total_bytes=23.68 * GIB, generation="sm80", link="pcie", name="
 CONSTANTS = Path(__file__).parents[2] / "capacity/engines/memory_constants.toml"
 
 
-def vllm(version: str = "0.19.0", **flags: object) -> Deployment:
-    return Deployment(version=version, **flags)  # type: ignore[arg-type]
+def vllm(version: str = "0.19.0", **flags: Any) -> Deployment:
+    return Deployment(version=version, **flags)
 
 
 @pytest.mark.parametrize(

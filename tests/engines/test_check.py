@@ -4,6 +4,7 @@ import io
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,9 +18,9 @@ FILES = sorted(path.stem for path in STARTUPS.iterdir())
 LLAMA = (STARTUPS / "vllm-0.19.0.log").read_text()
 
 
-def asked(text: str, **given: object) -> Check:
+def asked(text: str, **given: Any) -> Check:
     given.setdefault("gpu", "h100")
-    return check(io.BytesIO(text.encode()), **given)  # type: ignore[arg-type]
+    return check(io.BytesIO(text.encode()), **given)
 
 
 def verdicts(found: Check) -> dict[str, str]:

@@ -4,6 +4,7 @@ import json
 import shlex
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -110,8 +111,8 @@ def test_tensorrt() -> None:
         ("0.19.0", {"enable_prefix_caching": True}, " --enable-prefix-caching"),
     ],
 )
-def test_vllm_by_version(version: str, flags: dict[str, object], words: str) -> None:
-    deployment = replace(Deployment(version=version), **flags)  # type: ignore[arg-type]
+def test_vllm_by_version(version: str, flags: dict[str, Any], words: str) -> None:
+    deployment = replace(Deployment(version=version), **flags)
     assert words in emit(deployment, MODEL)
 
 
@@ -128,9 +129,9 @@ def test_vllm_by_version(version: str, flags: dict[str, object], words: str) -> 
         ("vllm", {"quantization": "fp8; reboot"}),
     ],
 )
-def test_what_an_engine_has_not(engine: str, flags: dict[str, object]) -> None:
+def test_what_an_engine_has_not(engine: str, flags: dict[str, Any]) -> None:
     with pytest.raises(InputError):
-        emit(Deployment(**flags), MODEL, engine)  # type: ignore[arg-type]
+        emit(Deployment(**flags), MODEL, engine)
 
 
 def test_what_no_flag_does_is_told() -> None:

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -74,9 +75,9 @@ def test_other_engines(engine: str) -> None:
         ({"max_num_seqs": 10**30}, r"max_num_seqs 1e\+30 is not a whole number"),
     ],
 )
-def test_wrong_flags(wrong: dict[str, object], message: str) -> None:
+def test_wrong_flags(wrong: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
-        engine_fit("llama-3.1-8b", "h100-sxm", Deployment(**wrong))  # type: ignore[arg-type]
+        engine_fit("llama-3.1-8b", "h100-sxm", Deployment(**wrong))
 
 
 def test_loud_where_the_engine_would_refuse_or_serve_nothing() -> None:

@@ -5,6 +5,7 @@ import json
 import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO, cast
 
 import pytest
 from hypothesis import given, settings
@@ -410,7 +411,7 @@ def test_a_log_of_any_size_is_read_in_bounded_memory_and_work(
     monkeypatch.setattr("capplan.capacity.engines.logs.texts", counted)
     size = 20_000_000
     tracemalloc.start()
-    found = read_log(Repeated(HOSTILE[kind], size))  # type: ignore[arg-type]
+    found = read_log(cast("BinaryIO", Repeated(HOSTILE[kind], size)))
     _, most = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert found.bytes <= size

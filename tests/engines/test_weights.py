@@ -1,5 +1,7 @@
 """Weights of a rank, against figures that start-up logs print."""
 
+from typing import Any
+
 import pytest
 
 from capplan.capacity.engines.weights import quantized, rank_weights, stage_layers
@@ -9,8 +11,8 @@ from capplan.models.registry import model
 GIB = 2**30
 
 
-def gib(name: str, quant: str | None = None, **how: int) -> float:
-    return rank_weights(quantized(model(name), quant), **how).bytes / GIB  # type: ignore[arg-type]
+def gib(name: str, quant: str | None = None, **how: Any) -> float:
+    return rank_weights(quantized(model(name), quant), **how).bytes / GIB
 
 
 @pytest.mark.parametrize(
