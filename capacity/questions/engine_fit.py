@@ -180,6 +180,8 @@ def engine_fit(
         work.warn(
             f"recurrent states are counted for {running} (--max-num-seqs); {flags.engine} sets a pool apart"
         )
+    if flags.enable_expert_parallel and not any(weight.bucket == "experts" for weight in spec.weights):
+        work.warn(f"{spec.id} has no experts: expert parallelism changes nothing")
     at = {length: _at(spec, device, flags, length) for length in contexts or ()}
     return EngineFit(
         inputs={

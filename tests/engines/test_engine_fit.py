@@ -83,6 +83,8 @@ def test_wrong_flags(wrong: dict[str, Any], message: str) -> None:
 def test_loud_where_the_engine_would_refuse_or_serve_nothing() -> None:
     past = engine_fit("qwen3-8b", "h100-sxm", Deployment(max_model_len=131_072))
     assert any("past the 40,960 tokens" in warning for warning in past.report().warnings)
+    dense = engine_fit("llama-3.1-8b", "h100-sxm", Deployment(enable_expert_parallel=True))
+    assert any("has no experts" in warning for warning in dense.report().warnings)
     pool = engine_fit("qwen3-next-80b-a3b", "h200-sxm", Deployment(engine="sglang", tensor_parallel_size=2))
     assert any("recurrent states" in warning for warning in pool.report().warnings)
 
