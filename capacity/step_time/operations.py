@@ -1,0 +1,202 @@
+"""One operation of a forward pass on one rank: what it computes, what it moves, and the shape it has.
+
+Shapes are numbers, or arrays that broadcast: a sweep over batches and contexts is one list of operations.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from capplan.capacity import precision
+
+Number = Any  # a float, or a numpy array of them
+
+# bytes of an activation as it lies in memory, and of a quantised one beside it
+ACTIVATION = 2
+# bytes of a stored element by the format that a product multiplies in; scales included
+STORED = {
+    "fp16": 2.0,
+    "bf16": 2.0,
+    "fp32": 4.0,
+    "fp8": 1.0,
+    "fp8_block": 1.0 + 4 / 128**2,
+    "int8": 1.0,
+    "int4": 0.5 + 2 / 128,
+    "nvfp4": precision.WEIGHTS["nvfp4"],
+    "mxfp4": precision.WEIGHTS["mxfp4"],
+    "w4a16_mxfp4": precision.WEIGHTS["mxfp4"],
+    "w4a8_mxfp4": precision.WEIGHTS["mxfp4"],
+}
+
+
+class Operation(NamedTuple):
+    """What one rank does `count` times in a pass; figures are of one time."""
+
+    name: str  # such as qkv_proj
+    kind: str  # gemm, grouped_gemm, attention_prefill, attention_decode, mla_decode, scan, elementwise, allreduce, ...
+    dtype: str  # of a product: its weights' (see STORED); of attention: the cache's
+    count: float  # type: ignore[assignment]  # over tuple.count, which nobody asks of an operation
+    flops: Number = 0.0
+    bytes: Number = 0.0  # to and from memory
+    rows: Number = 0.0  # m of a product; tokens before routing of experts; sequences of attention
+    columns: float = 0.0  # n; of attention: query heads
+    inner: float = 0.0  # k; of attention: width of a head
+    tokens: Number = 0.0  # of attention: keys that a query sees
+    kv_heads: float = 0.0
+    experts: float = 0.0  # on this rank
+    hit: Number = 0.0  # of them, those that get a token
+    message: Number = 0.0  # bytes a collective moves, as nccl-tests counts them
+    ranks: int = 1
+
+
+def gemm(name: str, rows: Number, columns: float, inner: float, dtype: str, count: float = 1) -> Operation:
+    """A matrix product of `rows` tokens with a weight of (columns, inner)."""
+    return Operation(
+        name,
+        "gemm",
+        dtype,
+        count,
+        flops=2.0 * rows * columns * inner,
+        bytes=columns * inner * STORED[dtype] + rows * (columns + inner) * ACTIVATION,
+        rows=rows,
+        columns=columns,
+        inner=inner,
+    )
+
+
+def distinct_experts(tokens: Number, experts: float, chosen: float) -> Number:
+    """Experts that get one token or more, when every token chooses evenly."""
+    return experts * (1.0 - (1.0 - chosen / experts) ** tokens)
+
+
+def grouped_gemm(
+    name: str,
+    tokens: Number,
+    *,
+    hidden: float,
+    inner: float,
+    experts: float,
+    chosen: float,
+    local: float,
+    dtype: str,
+    count: float = 1,
+    matrices: int = 3,
+) -> Operation:
+    """The routed experts of a layer: gate, up and down of those that are hit, on a rank that holds `local` of them.
+
+    tokens: before routing, of all ranks whose experts these are. inner: intermediate size of an expert on this rank.
+    """
+    hit = distinct_experts(tokens, experts, chosen) * local / experts
+    routed = tokens * chosen * local / experts
+    return Operation(
+        name,
+        "grouped_gemm",
+        dtype,
+        count,
+        flops=2.0 * routed * matrices * hidden * inner,
+        bytes=hit * matrices * hidden * inner * STORED[dtype]
+        + routed * (2 * hidden + matrices * inner) * ACTIVATION,
+        rows=routed,
+        columns=inner,
+        inner=hidden,
+        experts=local,
+        hit=hit,
+    )
+
+
+def attention_decode(
+    name: str,
+    sequences: Number,
+    tokens: Number,
+    *,
+    heads: float,
+    kv_heads: float,
+    head_dim: float,
+    v_head_dim: float,
+    kv: str,
+    count: float = 1,
+) -> Operation:
+    """One query a sequence over `tokens` cached keys and values."""
+    return Operation(
+        name,
+        "attention_decode",
+        kv,
+        count,
+        flops=2.0 * sequences * tokens * heads * (head_dim + v_head_dim),
+        bytes=sequences * tokens * kv_heads * precision.head_bytes(kv, int(head_dim), int(v_head_dim))
+        + sequences * heads * (head_dim + v_head_dim) * ACTIVATION,
+        rows=sequences,
+        columns=heads,
+        inner=head_dim,
+        tokens=tokens,
+        kv_heads=kv_heads,
+    )
+
+
+def mla_decode(
+    name: str,
+    sequences: Number,
+    tokens: Number,
+    *,
+    heads: float,
+    latent: float,
+    rope: float,
+    kv: str,
+    count: float = 1,
+) -> Operation:
+    """One absorbed query a sequence over `tokens` cached latents, which every head reads."""
+    return Operation(
+        name,
+        "mla_decode",
+        kv,
+        count,
+        flops=2.0 * sequences * tokens * heads * (2 * latent + rope),
+        bytes=sequences * tokens * precision.latent_bytes(kv, int(latent), int(rope))
+        + sequences * heads * (2 * latent + rope) * ACTIVATION,
+        rows=sequences,
+        columns=heads,
+        inner=latent + rope,
+        tokens=tokens,
+        kv_heads=1,
+    )
+
+
+def attention_prefill(
+    name: str,
+    sequences: Number,
+    queries: Number,
+    pairs: Number,
+    *,
+    heads: float,
+    kv_heads: float,
+    head_dim: float,
+    v_head_dim: float,
+    tokens: Number,
+    kv: str,
+    count: float = 1,
+) -> Operation:
+    """`queries` new tokens of a sequence; `pairs` is how many keys they see together (half the square if causal)."""
+    return Operation(
+        name,
+        "attention_prefill",
+        kv,
+        count,
+        flops=2.0 * sequences * pairs * heads * (head_dim + v_head_dim),
+        bytes=sequences * tokens * kv_heads * precision.head_bytes(kv, int(head_dim), int(v_head_dim))
+        + sequences * queries * heads * (head_dim + v_head_dim) * ACTIVATION,
+        rows=sequences * queries,
+        columns=heads,
+        inner=head_dim,
+        tokens=tokens,
+        kv_heads=kv_heads,
+    )
+
+
+def elementwise(name: str, size: Number, count: float = 1) -> Operation:
+    """A pass over `size` bytes that computes next to nothing: a norm, an activation, a sum."""
+    return Operation(name, "elementwise", "bf16", count, bytes=size)
+
+
+def collective(name: str, kind: str, message: Number, ranks: int, count: float = 1) -> Operation:
+    """kind: allreduce, all_gather, reduce_scatter, alltoall, send_recv."""
+    return Operation(name, kind, "bf16", count, message=message, ranks=ranks)
