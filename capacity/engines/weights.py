@@ -8,7 +8,7 @@ those of its KV heads.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from math import ceil
 from typing import NamedTuple, TypeVar
 
@@ -160,6 +160,13 @@ def stage_layers(layers: int, pp: int) -> list[int]:
     for i in range(2, layers % pp + 2):
         counts[-i] += 1
     return counts
+
+
+def rank_share(
+    model: Model, *, tp: int = 1, dp: int = 1, expert_parallel: bool = False
+) -> Callable[[Stored], float]:
+    """How much of a tensor lies on one rank, before any padding of experts."""
+    return _Share(model, tp, dp, expert_parallel, MXFP4_PADDING[0]).of
 
 
 @formula
