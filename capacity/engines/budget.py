@@ -12,11 +12,18 @@ from dataclasses import dataclass, replace
 from capplan.capacity.engines.defaults import constant, version_of, with_defaults
 from capplan.capacity.engines.deployment import Deployment
 from capplan.capacity.engines.device import Device
-from capplan.capacity.engines.pools import Pool, token_pool, vllm_pool
+from capplan.capacity.engines.pools import Pool, token_pool, told_by_block, vllm_pool
 from capplan.capacity.engines.vllm_blocks import rank_heads
-from capplan.capacity.engines.vllm_memory import activation_peak, graph_estimate, kv_bytes_left, non_torch
+from capplan.capacity.engines.vllm_memory import (
+    activation_peak,
+    graph_estimate,
+    kv_bytes_left,
+    non_torch,
+    sampler_assumed,
+)
 from capplan.capacity.engines.weights import RankWeights, quantized, rank_weights, stage_layers
 from capplan.errors import InputError
+from capplan.models.drafters import Drafter, drafter
 from capplan.models.spec import Attention, Model
 
 _GRAPHS_TAKEN = (0, 21, 0)  # from here the estimate of the CUDA graphs comes out of the cache
@@ -76,12 +83,18 @@ def budget(
 
     Raises InputError where the model or the flags are not on record for the engine.
     """
+    draft = drafter(asked.draft_model) if asked.draft_model else None
+    if draft is not None:
+        model, asked = _speculating(model, asked, draft)
     flags = with_defaults(model, device, asked)
     if flags.quantization == "fp32" and flags.kv_cache_dtype == "auto":
         flags = replace(flags, kv_cache_dtype="fp32")  # the cache has the model's dtype
+    told: list[str] = []
     if flags.engine == "vllm":
         _divides(model, flags.tensor_parallel_size)
-    held = _rank_weights(quantized(model, flags.quantization), flags, device.generation == "rocm")
+        if flags.hybrid_block is not None:
+            flags, told = told_by_block(model, device, flags)
+    held = _rank_weights(quantized(model, flags.quantization), flags, device.generation == "rocm", draft)
     if flags.engine != "vllm":
         return _static(model, device, flags, held, weights_bytes, kv_bytes)
     outside, graph_memory = non_torch(device, flags), graph_estimate(model, device, flags)
@@ -92,7 +105,8 @@ def budget(
         weights = held.stages[stage] if weights_bytes is None else weights_bytes
         peak = activation_bytes
         if peak is None:
-            peak = activation_peak(model, device, flags, samples=stage == len(counts) - 1)
+            last = stage == len(counts) - 1
+            peak = activation_peak(model, device, flags, samples=last, taps=draft.taps if draft else 0)
         left = kv_bytes_left(device.total_bytes, share, weights, peak, outside, graphs)
         start = sum(counts[:stage])
         if _caches(model, start, layers) or len(counts) == 1:
@@ -102,7 +116,9 @@ def budget(
         left = kv_bytes
     if flags.kv_cache_memory_bytes is not None:
         left = float(flags.kv_cache_memory_bytes)
+    told += sampler_assumed(model, flags)
     here = model if len(counts) == 1 else model._replace(layers=model.layers[start : start + layers])
+    pool = vllm_pool(here, device, flags, left)
     return Budget(
         total=device.total_bytes,
         requested=device.total_bytes * share,
@@ -113,9 +129,18 @@ def budget(
         graphs=graphs,
         graph_memory=graph_memory,
         kv=left,
-        pool=vllm_pool(here, device, flags, left),
+        pool=pool._replace(assumptions=(*pool.assumptions, *told)),
         deployment=flags,
     )
+
+
+def _speculating(model: Model, asked: Deployment, draft: Drafter) -> tuple[Model, Deployment]:
+    """The model with a drafter's layers in place of draft layers of its own."""
+    if asked.engine != "vllm":
+        raise InputError(f"a draft model under {asked.engine} is not planned yet")
+    tokens = asked.num_speculative_tokens or draft.tokens
+    flags = replace(asked, speculative_method=draft.method, num_speculative_tokens=tokens)
+    return model._replace(draft_layers=draft.model.layers, draft_weights=()), flags
 
 
 def _caches(model: Model, start: int, layers: int) -> bool:
@@ -134,7 +159,7 @@ def _divides(model: Model, ranks: int) -> None:
             rank_heads(part.kv_heads, ranks)
 
 
-def _rank_weights(stored: Model, flags: Deployment, rocm: bool) -> RankWeights:
+def _rank_weights(stored: Model, flags: Deployment, rocm: bool, draft: Drafter | None) -> RankWeights:
     tp, dp, experts = flags.tensor_parallel_size, flags.data_parallel_size, flags.enable_expert_parallel
     drafts = flags.num_speculative_tokens > 0 and flags.speculative_method == "mtp"
     if flags.engine == "sglang" and dp > 1:  # its data-parallel attention lies inside the tp ranks
@@ -153,6 +178,7 @@ def _rank_weights(stored: Model, flags: Deployment, rocm: bool) -> RankWeights:
         dp=dp if any(weight.bucket == "experts" for weight in stored.weights) else 1,
         expert_parallel=experts,
         drafts=drafts,
+        drafter=draft.model if draft else None,
         rocm=rocm,
     )
 

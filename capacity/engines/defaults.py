@@ -50,7 +50,7 @@ def defaults(version: str) -> dict[str, Any]:
     """The defaults of vLLM's flags in a version."""
     found: dict[str, Any] = {}
     for row in data()["vllm"]:
-        if ordered(row["since"] + ".0") <= ordered(version):
+        if ordered(row["since"]) <= ordered(version):
             found |= row
     if not found:
         raise InputError(f"vllm {version!r} is older than 0.5, the first whose defaults are on record")

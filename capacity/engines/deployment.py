@@ -23,10 +23,13 @@ class Deployment:
     max_num_seqs: int | None = None
     max_num_batched_tokens: int | None = None
     block_size: int | None = None
+    hybrid_block: int | None = None  # as a hybrid's log tells it; None: what its states make of block_size
     kv_cache_dtype: str = "auto"
     kv_cache_memory_bytes: int | None = None  # pins the pool
     enforce_eager: bool = False
     enable_prefix_caching: bool | None = None
     quantization: str | None = None  # None: the checkpoint's own
-    speculative_method: str | None = None  # mtp, eagle, eagle3, ngram, draft_model
+    speculative_method: str | None = None  # mtp, eagle, eagle3, dflash, ngram, draft_model
+    draft_model: str | None = None  # a drafter on record (models/drafters)
     num_speculative_tokens: int = 0
+    flashinfer: bool = True  # its package is there, as in vLLM's images

@@ -139,16 +139,17 @@ def _vllm_drafts(plan: Deployment, at: tuple[int, ...] | None) -> list[_Flag]:
             raise InputError(
                 f"vllm before {_CONFIG_SINCE} does not speculate with a model's own draft layers"
             )
-        draft = "[ngram]" if method == "ngram" else DRAFT_MODEL
+        draft = "[ngram]" if method == "ngram" else plan.draft_model or DRAFT_MODEL
         return [("--speculative-model", draft), ("--num-speculative-tokens", count)]
     config: dict[str, object] = {"method": method, "num_speculative_tokens": count}
     if method not in _OWN_DRAFTS:
-        config["model"] = DRAFT_MODEL
+        config["model"] = plan.draft_model or DRAFT_MODEL
     return [("--speculative-config", json.dumps(config))]
 
 
 def _named_draft(plan: Deployment) -> Iterator[str]:
-    if plan.num_speculative_tokens and (plan.speculative_method or "mtp").lower() not in _OWN_DRAFTS:
+    own = (plan.speculative_method or "mtp").lower() in _OWN_DRAFTS
+    if plan.num_speculative_tokens and not own and plan.draft_model is None:
         yield _comment(f"{DRAFT_MODEL} stands for the draft model")
 
 

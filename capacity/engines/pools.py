@@ -11,13 +11,15 @@ from capplan.capacity.engines.defaults import NEWEST, data, version_of
 from capplan.capacity.engines.deployment import Deployment
 from capplan.capacity.engines.device import Device
 from capplan.capacity.engines.vllm_allocator import Allocation, allocate
-from capplan.capacity.engines.vllm_rules import Settings, ordered
+from capplan.capacity.engines.vllm_blocks import attention_block
+from capplan.capacity.engines.vllm_rules import Settings, ordered, rules
 from capplan.errors import InputError
 from capplan.models.spec import Attention, LatentAttention, Model, Part
 
 OLDEST_ALLOCATOR = "0.11.2"  # the first whose blocks are on record
 _LATENT = (0, 7, 1)  # before, vLLM caches keys and values of latent attention in full
 _REFUSES_SEQUENCES = (0, 20, 0)  # from here max_num_seqs above the blocks of states is an error
+_MOST_SPECULATED = 32  # tokens at a time that a block may tell of
 NO_MEMORY = "no memory is left for the cache"
 TOO_LONG = "one request of max_model_len does not fit in the cache"
 
@@ -50,6 +52,22 @@ def vllm_pool(model: Model, device: Device, flags: Deployment, left: float) -> P
         assumed.append(f"counted in bytes, without blocks: {error}")
         return _in_bytes(model, flags, left, tuple(assumed))
     return _in_blocks(model, device, flags, left, found, tuple(assumed))
+
+
+def told_by_block(model: Model, device: Device, flags: Deployment) -> tuple[Deployment, list[str]]:
+    """The deployment that makes the block which a hybrid's log tells, and what that takes for granted.
+
+    States grow with the tokens speculated. Where no number of them makes the block, it is taken as it is.
+    """
+    said = flags.num_speculative_tokens
+    for tokens in (said,) if said or not model.drafts_cached else range(_MOST_SPECULATED + 1):
+        method = flags.speculative_method or ("mtp" if tokens else None)
+        tried = replace(flags, num_speculative_tokens=tokens, speculative_method=method, hybrid_block=None)
+        settings = _settings(model, device, tried)
+        if attention_block(model, settings, rules(settings.version))[0] == flags.hybrid_block:
+            told = f"a block of {flags.hybrid_block:,} tokens: {tokens} are speculated at a time (MTP)"
+            return tried, [] if tokens == said else [told]
+    return flags, [f"a block of {flags.hybrid_block:,} tokens is taken as it is"]
 
 
 def _in_blocks(
@@ -92,7 +110,8 @@ def _why_not(flags: Deployment, found: Allocation, left: float) -> str | None:
 
 def _settings(model: Model, device: Device, flags: Deployment) -> Settings:
     recorded = version_of(flags) >= ordered(OLDEST_ALLOCATOR)
-    method = "mtp" if _drafted(model, flags) else "ngram" if flags.speculative_method == "ngram" else "draft"
+    drafted, named = _drafted(model, flags), flags.speculative_method
+    method = named if named and (drafted or named == "ngram") else "draft"
     return Settings(
         version=(flags.version or NEWEST) if recorded else OLDEST_ALLOCATOR,
         max_model_len=-(-(flags.max_model_len or 1) // flags.decode_context_parallel_size),
@@ -101,16 +120,19 @@ def _settings(model: Model, device: Device, flags: Deployment) -> Settings:
         tensor_parallel_size=flags.tensor_parallel_size,
         kv_cache_dtype=flags.kv_cache_dtype,
         block_size=flags.block_size,
+        hybrid_block=flags.hybrid_block,
         enable_prefix_caching=flags.enable_prefix_caching,
         num_speculative_tokens=flags.num_speculative_tokens,
         speculative_method=method,
         gpu=device.generation,
+        flashinfer=flags.flashinfer,
     )
 
 
 def _drafted(model: Model, flags: Deployment) -> bool:
-    """Whether the model's own draft layers speculate."""
-    return flags.num_speculative_tokens > 0 and flags.speculative_method == "mtp" and model.drafts_cached
+    """Whether draft layers on record speculate: the model's own, or a drafter's in their place."""
+    own = flags.speculative_method == "mtp" or flags.draft_model is not None
+    return flags.num_speculative_tokens > 0 and own and model.drafts_cached
 
 
 def _in_full(model: Model) -> Model:

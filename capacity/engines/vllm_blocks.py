@@ -116,6 +116,9 @@ def attention_block(model: Model, settings: Settings, rules: Rules) -> tuple[int
     if not states or not attention:
         demanded = rules.kernel_demands and asked and asked % kernel
         return (kernel if asked is None or demanded else asked), 0
+    token = _token_bytes(model, attention[0], settings)
+    if settings.hybrid_block is not None:
+        return settings.hybrid_block, settings.hybrid_block * token
     latent = isinstance(attention[0], LatentAttention)
     if rules.hybrid_block == "own":
         block, multiple, kernel = asked or BLOCK, 64 if latent else BLOCK, 1
@@ -128,7 +131,6 @@ def attention_block(model: Model, settings: Settings, rules: Rules) -> tuple[int
                 f"prefix caching of all states of {model.id} goes by a chunk of its kernel, not on record"
             )
         multiple = lcm(multiple, *(checkpoint(model, state, settings, rules) or 1 for state in states))
-    token = _token_bytes(model, attention[0], settings)
     size = max(state_bytes(model, state, settings, rules) for state in states)
     grown = multiple * ceil(size / (multiple * token))
     block = max(block, kernel * ceil(grown / kernel))

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from capplan.capacity import precision
-from capplan.capacity.engines.defaults import NEWEST, at_once, constant, is_v0, version_of
+from capplan.capacity.engines.defaults import NEWEST, at_once, constant, defaults, is_v0, version_of
 from capplan.capacity.engines.deployment import Deployment
 from capplan.capacity.engines.device import Device
 from capplan.capacity.formula import formula
 from capplan.models.spec import LatentAttention, Model, State
+from capplan.units import gib
 
 _SAMPLER_BYTES = 2 + 4 + 4 + 4  # logits in 16 bit, in fp32, probabilities, noise (v1/sample, 0.17 to 0.33)
 _SORTED_BELOW = 8  # sequences: a kernel of its own replaces the sort from there
@@ -34,7 +35,8 @@ def sampler_peak(bytes_per_entry: float, sequences: float, vocabulary: float) ->
     float
         Peak of the sampler :math:`S` [byte]
 
-    Validity: vLLM V1; c is 14 from 0.17, where a kernel replaces the sort; before, 37.7.
+    Validity: vLLM V1; c is 14 where a kernel replaces the sort (0.9 to 0.11.0 with FlashInfer, 0.17 and later), else
+    37.7.
     Not counted: hidden states of the batch, workspaces of kernels.
     Source: vLLM 0.19.0, v1/sample/ops/topk_topp_sampler.py; published start-up logs (memory_constants.toml).
 
@@ -127,23 +129,45 @@ def kv_bytes_left(
     return total * utilization - weights - activation_peak - non_torch - graphs
 
 
-def activation_peak(model: Model, device: Device, flags: Deployment, *, samples: bool = True) -> float:
+def activation_peak(
+    model: Model, device: Device, flags: Deployment, *, samples: bool = True, taps: int = 0
+) -> float:
     """The peak of vLLM's profiling run above the weights: the sampler's, or a layer's, whichever is larger.
 
     samples: whether the rank has the head; of a pipeline only the last does.
+    taps: layers whose hidden states are kept for a draft model.
     """
     tokens = flags.max_num_batched_tokens or 0
     v0 = is_v0(flags.version or NEWEST, device)
     if at_once(flags.version or NEWEST, device, flags.max_model_len or 0):
         tokens = max(tokens, flags.max_model_len or 0)
     hidden, tp = 2 * model.hidden_size, flags.tensor_parallel_size  # in 16 bit
-    peak = forward_peak(tokens, _HIDDEN_COPIES, hidden, 2 * _widest(model, tp))
-    sorts = version_of(flags) < (0, 17, 0) or (flags.max_num_seqs or 0) < _SORTED_BELOW
-    per_entry = constant("sampler_sorting_bytes") if sorts else _SAMPLER_BYTES
+    peak = forward_peak(tokens, _HIDDEN_COPIES + taps, hidden, 2 * _widest(model, tp))
+    per_entry = constant("sampler_sorting_bytes") if sorts(flags) else _SAMPLER_BYTES
     if samples and not v0:
         logits = sampler_peak(per_entry, flags.max_num_seqs or 0, model.vocab_size or 0)
         peak = max(peak, logits + forward_peak(tokens, 1, hidden, 0))
     return peak + constant("workspace_bytes") + _sparse_workspace(model, flags)
+
+
+def sorts(flags: Deployment) -> bool:
+    """Whether the sampler sorts all logits; a kernel does without, of vLLM's own or of FlashInfer's package."""
+    sampler = defaults(flags.version or NEWEST)["sampler"]
+    if sampler == "kernel":
+        return (flags.max_num_seqs or 0) < _SORTED_BELOW
+    return sampler == "sorts" or not flags.flashinfer
+
+
+def sampler_assumed(model: Model, flags: Deployment) -> list[str]:
+    """What is taken for granted of FlashInfer's package, where it decides about the sampler."""
+    if defaults(flags.version or NEWEST)["sampler"] != "flashinfer" or not flags.flashinfer:
+        return []
+    entries = (flags.max_num_seqs or 0) * (model.vocab_size or 0)
+    more = (constant("sampler_sorting_bytes") - _SAMPLER_BYTES) * entries
+    return [
+        f"FlashInfer's package is there, as in vLLM's images; without it the sampler of vllm {flags.version} sorts, "
+        f"in up to {gib(more)} more"
+    ]
 
 
 def _sparse_workspace(model: Model, flags: Deployment) -> float:

@@ -62,17 +62,18 @@ class Settings:
     tensor_parallel_size: int = 1
     kv_cache_dtype: str = "auto"
     block_size: int | None = None
+    hybrid_block: int | None = None  # told by a log, in place of what the states make of block_size
     enable_prefix_caching: bool | None = None
     hybrid_kv_cache_manager: bool | None = None
     num_speculative_tokens: int = 0
-    speculative_method: str = "mtp"  # or ngram and such, which have no cache of their own
+    speculative_method: str = "mtp"  # or dflash; or ngram and such, which have no cache of their own
     gpu: str = "sm90"
     flashinfer: bool = True  # its package is there; matters on sm100
 
     @property
     def drafts(self) -> bool:
-        """Whether draft layers of the model's own are loaded."""
-        return self.num_speculative_tokens > 0 and self.speculative_method == "mtp"
+        """Whether draft layers are loaded, of the model's own or of a drafter."""
+        return self.num_speculative_tokens > 0 and self.speculative_method in ("mtp", "dflash")
 
     @property
     def kernels(self) -> str:

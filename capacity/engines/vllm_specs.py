@@ -112,7 +112,8 @@ def _attention_spec(
 
 def _retained(model: Model, settings: Settings, rules: Rules) -> int:
     """Tokens that windows keep beside their own, where a chain of draft layers runs over the last ones again."""
-    chain = min(len(model.draft_layers), settings.num_speculative_tokens if settings.drafts else 0)
+    chained = settings.num_speculative_tokens if settings.speculative_method == "mtp" else 0
+    chain = min(len(model.draft_layers), chained)
     return settings.num_speculative_tokens - 1 if rules.draft_chain and chain > 1 else 0
 
 

@@ -28,7 +28,7 @@ MXFP4_PADDING = (
 
 # names of matrices that no engine divides: MLA's down projections, and small ones
 _WHOLE = (
-    *("q_a_proj", "kv_a_proj_with_mqa", "wq_a", "wkv_a", "kv_proj", "fused_qkv_a_proj", "eh_proj"),
+    *("q_a_proj", "kv_a_proj_with_mqa", "wq_a", "wkv_a", "kv_proj", "fused_qkv_a_proj", "eh_proj", "fc"),
     *("shared_expert_gate", "g_a_proj", "f_a_proj", "compressor", "latent_down_proj", "latent_up_proj"),
 )
 _KEYS = ("k_proj", "v_proj")
@@ -111,12 +111,14 @@ def rank_weights(
     dp: int = 1,
     expert_parallel: bool = False,
     drafts: bool = False,
+    drafter: Model | None = None,
     rocm: bool = False,
 ) -> RankWeights:
     """Weights of a rank.
 
     expert_parallel: whole experts on each rank; otherwise every expert is divided, over data-parallel ranks too.
     drafts: with the draft (MTP) layers, which are loaded under speculation, on the last stage.
+    drafter: a draft model beside it, stored as it is itself, there too.
     rocm: padded for ROCm's kernels.
     """
     if not model.weights:
@@ -127,6 +129,8 @@ def rank_weights(
     once = share.parts(weight for weight in model.weights if ".N" not in weight.name)
     tower = sum(share.parts(model.tower_weights).values())
     draft = sum(share.parts(model.draft_weights).values()) if drafts else 0.0
+    if drafter is not None:
+        draft += sum(_Share(drafter, tp, 1, False, share.padding).parts(drafter.weights).values())
     head = once.pop("head", None)
     first = {name: size for name, size in once.items() if name in (*_TABLES, "position")}
     first |= {"tower": tower} if tower else {}

@@ -12,6 +12,7 @@ from capplan.capacity.engines.device import GIB, Device, device_of
 from capplan.capacity.questions.measured import Row, switch, value, whole
 from capplan.errors import InputError
 from capplan.hardware.resolve import card, label_bytes
+from capplan.models import drafters
 from capplan.models.resolve import Resolved, resolve
 
 MEASURED = (
@@ -27,6 +28,13 @@ NEEDED = ("engine", "model_id", "gpu", "tp", *MEASURED)
 ENGINES = {"vllm": "vllm", "sglang": "sglang", "tensorrt-llm": "tensorrt-llm", "vllm-hpu": "vllm"}
 _LABEL_SEEN = {"nvidia": 0.983, "amd": 0.996}  # of the label, what a process sees, for a card that has no row
 
+_ASKED_BLOCKS = (
+    16,
+    32,
+    64,
+    128,
+    256,
+)  # a user asks for; another is what the engine made of a hybrid's states
 # flags that have no column and stand in the notes
 _NOTED = {
     "dcp": re.compile(r"decode_context_parallel_size=(\d+)|\bDCP\s?=?\s?(\d+)\b"),
@@ -36,6 +44,7 @@ _NOTED = {
     "free": re.compile(r"avail before load (?:only )?(\d+(?:\.\d+)?)"),
     "pinned": re.compile(r"PINNED at (\d+(?:\.\d+)?) GiB"),
     "dtype": re.compile(r"\bdtype=float32\b()"),
+    "drafter": re.compile(r"\bdrafter ([\w.-]+/[\w.-]+)"),
 }
 
 
@@ -94,11 +103,11 @@ def deployment(row: Row, quantization: str | None, assumed: list[str]) -> Deploy
     """The flags of a row; what is blank is the engine's default in that version."""
     speculated = row.get("spec_decode", "").strip()
     pinned, kv = noted(row, "pinned"), row.get("kv_cache_dtype", "").strip().split(" ")[0]
-    ranks = noted(row, "dcp")
+    ranks, drafter = noted(row, "dcp"), _drafter(row)
     share = _number(row, "gpu_memory_utilization")
     if share is None and (said := noted(row, "fraction")):
         share = float(said)
-    name = engine(row)
+    name, block = engine(row), whole(row, "block_size")
     if share is not None and share > 1:
         raise InputError(f"gpu_memory_utilization {share:g} is above 1")
     return Deployment(
@@ -113,13 +122,15 @@ def deployment(row: Row, quantization: str | None, assumed: list[str]) -> Deploy
         max_model_len=whole(row, "max_model_len"),
         max_num_seqs=whole(row, "max_num_seqs"),
         max_num_batched_tokens=whole(row, "max_num_batched_tokens"),
-        block_size=_asked_block(row),
+        block_size=block if block in _ASKED_BLOCKS else None,
+        hybrid_block=None if block in _ASKED_BLOCKS else block,
         kv_cache_dtype=kv or "auto",
         kv_cache_memory_bytes=round(float(pinned) * GIB) if pinned else None,
         enforce_eager=switch(row, "enforce_eager") or False,
         quantization=quantization,
         speculative_method=_method(speculated),
-        num_speculative_tokens=_speculated(speculated),
+        num_speculative_tokens=_speculated(speculated, default=0 if drafter else 1),
+        draft_model=drafter,
     )
 
 
@@ -150,12 +161,6 @@ def _plain_version(row: Row) -> str | None:
     return found[0] if found else None
 
 
-def _asked_block(row: Row) -> int | None:
-    """The block size, unless it is what the engine made of a hybrid's state page."""
-    size = whole(row, "block_size")
-    return size if size is not None and size in (16, 32, 64, 128, 256) else None
-
-
 def _method(text: str) -> str | None:
     lowered = text.lower()
     return next(
@@ -163,11 +168,17 @@ def _method(text: str) -> str | None:
     )
 
 
-def _speculated(text: str) -> int:
+def _drafter(row: Row) -> str | None:
+    """The drafter that the notes name, where it is on record."""
+    name = noted(row, "drafter")
+    return name if name and drafters.known(name) else None
+
+
+def _speculated(text: str, default: int = 1) -> int:
     if not text or text.lower() in ("none", "no", "off", "false"):
         return 0
     found = re.search(r"(\d+) tokens|k=(\d+)|block (\d+)", text)
-    return int(next(group for group in found.groups() if group)) if found else 1
+    return int(next(group for group in found.groups() if group)) if found else default
 
 
 def _number(row: Row, name: str) -> float | None:

@@ -26,6 +26,7 @@ _ASSUMED = (
     "a version that is blank is the one that was current on the row's day",
     "flags without a column are read from the notes: decode context parallel, SGLang's and TensorRT-LLM's share, "
     + "memory free at start, a pinned pool",
+    "a block size that no user asks for is the one that the engine made of a hybrid's states, and taken as it is",
     "rows marked LOWCONF are scored apart; rows marked PINNED are not scored",
 )
 

@@ -62,6 +62,10 @@ def command(
         int | None,
         _flag("--spec-tokens", "COUNT", "Tokens speculated at a time, by the model's draft layers."),
     ] = None,
+    draft: Annotated[
+        str | None,
+        _flag("--draft", "DRAFTER", "A draft model on record, such as z-lab/Qwen3.6-35B-A3B-DFlash."),
+    ] = None,
     command_for: Annotated[
         str | None,
         _flag("--emit", "ENGINE", "Print the command line that serves it so: vllm, sglang or trtllm."),
@@ -99,6 +103,7 @@ def command(
         "gpu_memory_utilization": gpu_memory_utilization,
         "enforce_eager": enforce_eager,
         "num_speculative_tokens": spec_tokens,
+        "draft_model": draft,
         **lengths,
     }
     flags = {name: value for name, value in given.items() if value is not None}
@@ -138,7 +143,13 @@ def command(
 def _deployment(flags: dict[str, Any], weights: str, kv: str) -> Deployment:
     from capplan.capacity.engines.deployment import Deployment
 
-    if "num_speculative_tokens" in flags:
+    if "draft_model" in flags:
+        from capplan.models.drafters import drafter
+
+        found = drafter(flags["draft_model"])
+        own = {"draft_model": found.published, "speculative_method": found.method}
+        flags = {"num_speculative_tokens": found.tokens, **flags, **own}
+    elif "num_speculative_tokens" in flags:
         flags = {**flags, "speculative_method": "mtp"}
     named = weights.strip().lower()
     return Deployment(quantization=None if named == "auto" else named, kv_cache_dtype=kv, **flags)

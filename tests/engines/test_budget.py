@@ -46,6 +46,26 @@ def test_the_sampler_took_more_before_017() -> None:
     assert budget(model("qwen3-14b"), H100, flags).activation_peak / GIB == pytest.approx(5.64, rel=0.01)
 
 
+def test_flashinfer_does_not_sort() -> None:
+    def peak(version: str, **flags: Any) -> float:
+        asked = vllm(version, gpu_memory_utilization=0.95, max_model_len=16000, **flags)
+        return budget(model("mistral-small-24b"), H100, asked).activation_peak / GIB
+
+    assert peak("0.11.0") == pytest.approx(2.12, rel=0.1)  # as logged by vLLM's image
+    assert peak("0.11.0", flashinfer=False) == pytest.approx(peak("0.11.1"))
+    assert peak("0.11.1") == pytest.approx(37.7 * 1024 * 131072 / GIB, rel=0.05)
+    assert peak("0.19.0", flashinfer=False) == peak("0.19.0")
+
+
+def test_what_a_sampler_would_take_without_flashinfer_is_said() -> None:
+    def said(version: str, **flags: Any) -> str:
+        return "; ".join(budget(model("llama-3.1-8b"), H100, vllm(version, **flags)).assumptions)
+
+    assert "without it the sampler of vllm 0.10.1 sorts, in up to 2.899 GiB more" in said("0.10.1")
+    assert "FlashInfer" not in said("0.10.1", flashinfer=False)
+    assert "FlashInfer" not in said("0.12.0")
+
+
 def test_a_small_card_with_few_sequences() -> None:
     flags = vllm("0.12.0", gpu_memory_utilization=0.95, max_model_len=31800, max_num_seqs=64)
     rank = budget(model("llama-3.1-8b"), RTX3090, flags)

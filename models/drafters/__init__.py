@@ -1,0 +1,50 @@
+"""Draft models with layers and a cache of their own: one TOML file a drafter, as its config.json has it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+from capplan.errors import DataFileError
+from capplan.models.hf import from_config
+from capplan.models.spec import Model, Weight
+from capplan.registry import Registry
+
+_KEYS = {"id", "aliases", "name", "method", "tokens", "taps", "source", "checked", "config"}
+_ROWS = Registry(
+    "drafters", "drafter", Path(__file__).parent, "models/drafters; a row of your own is found first"
+)
+_OF_THE_TARGET = {
+    "dflash": ("embedding", "head")
+}  # buckets that a drafter has not, but reads from its target
+
+
+class Drafter(NamedTuple):
+    """A draft model and how it speculates."""
+
+    model: Model  # with the weights that are its own
+    published: str  # its hub id, where it has one
+    method: str  # as vLLM's speculative config has it
+    tokens: int  # that it speculates where nobody says
+    taps: int  # layers of the target whose hidden states it reads
+
+
+def drafter(name: str) -> Drafter:
+    """The drafter of an id or alias, in any case. Raises UnknownNameError, DataFileError."""
+    path, row = _ROWS.read(name)
+    where = repr(str(path))
+    if missing := _KEYS - {"aliases"} - set(row):
+        raise DataFileError(f"{where}: key {min(missing)!r} is missing")
+    if row["method"] not in _OF_THE_TARGET:
+        raise DataFileError(f"{where}: method {row['method']!r} is not one of {', '.join(_OF_THE_TARGET)}")
+    model = from_config(row["config"], id=row["id"], name=row["name"], where=where, complete=True)
+    own = [weight for weight in model.weights if weight.bucket not in _OF_THE_TARGET[row["method"]]]
+    reads = Weight("fc.weight", (model.hidden_size, row["taps"] * model.hidden_size), "mlp")
+    published = next(iter(row.get("aliases", ())), row["id"])
+    return Drafter(
+        model._replace(weights=(*own, reads)), published, row["method"], row["tokens"], row["taps"]
+    )
+
+
+def known(name: str) -> bool:
+    return _ROWS.find(name) is not None

@@ -1,0 +1,87 @@
+"""Draft models with a cache of their own, and what a hybrid's block tells of speculation: against published logs."""
+
+from typing import Any
+
+import pytest
+
+from capplan.capacity.engines.budget import Budget, budget
+from capplan.capacity.engines.deployment import Deployment
+from capplan.capacity.engines.device import Device
+from capplan.capacity.engines.emit import emit
+from capplan.errors import DataFileError, InputError, UnknownNameError
+from capplan.models import drafters
+from capplan.models.registry import model
+
+GIB = 2**30
+GB10 = Device(total_bytes=121.69 * GIB, generation="sm120", link="pcie", name="gb10-dgx-spark")
+DFLASH = "z-lab/Qwen3.6-35B-A3B-DFlash"
+
+
+def start(name: str, version: str, kv_gib: float, **flags: Any) -> Budget:
+    asked = Deployment(version=version, **flags)
+    return budget(model(name), GB10, asked, kv_bytes=kv_gib * GIB)
+
+
+def test_a_drafter_has_groups_of_its_own() -> None:
+    """20260608T0834: 8 layers of a drafter among 10 of attention and 30 of a recurrence, 15 tokens a draft."""
+    found = start(
+        "qwen3.6-35b-a3b-nvfp4",
+        "0.20.1",
+        62.31,
+        draft_model=DFLASH,
+        max_model_len=262144,
+        enable_prefix_caching=True,
+    )
+    assert (found.num_blocks, found.kv_tokens) == (3496, 582832)
+    assert found.max_concurrency == pytest.approx(4.71, abs=0.005)
+    assert found.deployment.num_speculative_tokens == 15
+
+
+def test_a_drafter_is_loaded_as_it_is_stored() -> None:
+    plain, drafted = (
+        start("qwen3.6-35b-a3b-nvfp4", "0.20.1", 60, draft_model=name, max_num_seqs=8)
+        for name in (None, DFLASH)
+    )
+    layer = 2 * 2048 * (32 + 4) * 128 + 3 * 2048 * 6144  # in 16 bit, whatever its target is in
+    assert drafted.weights - plain.weights == pytest.approx(2 * (8 * layer + 5 * 2048 * 2048), rel=0.001)
+    assert drafted.activation_peak > plain.activation_peak  # of the states that it reads
+
+
+def test_a_block_tells_how_many_tokens_are_speculated() -> None:
+    """A start-up of 0.19.2rc1 with MTP that does not say so: three tokens widen the convolutions to that block."""
+    flags: dict[str, Any] = {"kv_cache_dtype": "fp8", "max_model_len": 131072, "quantization": "nvfp4"}
+    found = start("nemotron-3-super-120b-a12b", "0.19.2", 36.25, hybrid_block=8432, **flags)
+    assert found.deployment.num_speculative_tokens == 3
+    assert found.kv_tokens == 1399712
+    assert found.max_concurrency == pytest.approx(27.81, abs=0.005)
+    assert found.weights / GIB == pytest.approx(75.03, rel=0.01)
+    assert any("3 are speculated" in said for said in found.assumptions)
+
+
+def test_a_block_that_is_the_models_own_tells_nothing() -> None:
+    found = start("qwen3.6-35b-a3b-nvfp4", "0.19.2", 47.55, hybrid_block=1056, max_model_len=131072)
+    assert (found.deployment.num_speculative_tokens, found.assumptions) == (0, ())
+    assert found.max_concurrency == pytest.approx(18.44, abs=0.005)
+
+
+def test_a_block_that_nothing_makes_is_taken_as_it_is() -> None:
+    found = start("qwen3.6-35b-a3b-nvfp4", "0.19.2", 47.55, hybrid_block=2000, max_model_len=131072)
+    assert found.num_blocks == 47.55 * GIB // (2000 * 2048 * 10)
+    assert "a block of 2,000 tokens is taken as it is" in found.assumptions
+
+
+def test_the_command_names_the_drafter() -> None:
+    plan = Deployment(draft_model=DFLASH, speculative_method="dflash", num_speculative_tokens=15)
+    assert f'"model": "{DFLASH}"' in emit(plan, "org/name", "vllm")
+
+
+def test_what_is_not_known_of_a_drafter(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UnknownNameError, match="unknown drafter 'z-lab/none'"):
+        drafters.drafter("z-lab/none")
+    with pytest.raises(InputError, match="a draft model under sglang is not planned yet"):
+        budget(model("qwen3-8b"), GB10, Deployment(engine="sglang", draft_model=DFLASH))
+    (tmp_path / "drafters").mkdir()
+    (tmp_path / "drafters/mine.toml").write_text('id = "mine"\nname = "Mine"\n')
+    monkeypatch.setenv("CAPPLAN_DATA", str(tmp_path))
+    with pytest.raises(DataFileError, match="key 'checked' is missing"):
+        drafters.drafter("mine")
