@@ -7,7 +7,7 @@ engines divide it. `operations` puts the tokens of a step in.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from capplan.capacity import cache as caches
 from capplan.capacity import precision
@@ -21,7 +21,9 @@ from capplan.capacity.step_time.operations import (
     collective,
     elementwise,
     gemm,
+    greatest,
     grouped_gemm,
+    least,
     mla_decode,
 )
 from capplan.errors import InputError
@@ -37,7 +39,7 @@ class Linear(NamedTuple):
     columns: float  # output features
     inner: float
     dtype: str
-    count: float
+    count: float  # type: ignore[assignment]  # over tuple.count
     output: bool  # its sum over ranks is an all-reduce
 
 
@@ -51,7 +53,7 @@ class Experts(NamedTuple):
     chosen: int
     local: float  # on a rank
     matrices: int
-    count: float
+    count: float  # type: ignore[assignment]  # over tuple.count
 
 
 class Layout(NamedTuple):
@@ -300,15 +302,6 @@ def _attend(plan: Layout, part: Part, count: int, step: Step) -> Iterator[Operat
         yield from _compressed(plan, part, count, step)
 
 
-def _positive(a: Number) -> Number:
-    """a where it is above zero; of numbers or arrays."""
-    return (a + abs(a)) / 2
-
-
-def _least(a: Number, most: float | None) -> Number:
-    return a if most is None else a - _positive(a - most)
-
-
 def _none(sequences: Number) -> bool:
     return isinstance(sequences, int | float) and sequences == 0
 
@@ -322,22 +315,27 @@ def seen_pairs(before: Number, chunk: Number, window: int | None = None) -> Numb
     pairs = chunk * before + chunk * (chunk + 1) / 2
     if window is None:
         return pairs
-    last, first = _positive(before + chunk - window), _positive(before - window)
+    last, first = greatest(before + chunk - window, 0.0), greatest(before - window, 0.0)
     return pairs - (last * (last + 1) - first * (first + 1)) / 2
 
 
 def _heads(plan: Layout, part: Attention, count: int, step: Step) -> Iterator[Operation]:
     heads, kv_heads = part.heads / plan.tp, max(1.0, part.kv_heads / plan.tp)
     kind = "window" if part.window else "full"
-    shape = {"heads": heads, "kv_heads": kv_heads, "head_dim": part.head_dim, "v_head_dim": part.v_head_dim}
+    shape: dict[str, Any] = {
+        "heads": heads,
+        "kv_heads": kv_heads,
+        "head_dim": part.head_dim,
+        "v_head_dim": part.v_head_dim,
+    }
     if not _none(step.decode):
-        seen = _least(step.context, part.window)
+        seen = least(step.context, part.window)
         yield attention_decode(
             f"attention_decode.{kind}", step.decode, seen, kv=plan.kv, count=count, **shape
         )
     if not _none(step.prompts):
         pairs = seen_pairs(step.before, step.chunk, part.window)
-        seen = _least(step.before + step.chunk, None if part.window is None else part.window + step.chunk)
+        seen = least(step.before + step.chunk, None if part.window is None else part.window + step.chunk)
         yield attention_prefill(
             f"attention_prefill.{kind}",
             step.prompts,
@@ -354,7 +352,7 @@ def _latent(plan: Layout, part: LatentAttention, count: int, step: Step) -> Iter
     heads = part.heads / plan.tp
     most = part.window or part.top_k or None
     if not _none(step.decode):
-        seen = _least(step.context, most)
+        seen = least(step.context, most)
         yield mla_decode(
             "mla_decode",
             step.decode,
@@ -401,7 +399,7 @@ def _compressed(plan: Layout, part: CompressedAttention, count: int, step: Step)
         if _none(sequences):
             continue
         pooled = tokens / part.ratio if part.ratio else 0.0
-        seen = _least(tokens, part.window) + _least(pooled, part.top_k or None)
+        seen = least(tokens, part.window) + least(pooled, part.top_k or None)
         yield mla_decode(
             "compressed_attention", sequences, seen, heads=heads, latent=part.width - part.rope, rope=part.rope,
             kv=plan.kv, count=count,
@@ -430,3 +428,8 @@ def _recur(plan: Layout, part: State, count: int, step: Step) -> Iterator[Operat
             bytes=step.prompts * 2 * size + tokens * channels * 6 * ACTIVATION,
             rows=tokens,
         )  # fmt: skip
+
+
+def sequence_bytes(plan: Layout, tokens: float) -> float:
+    """Bytes of the cache of one sequence on one rank, all its stages together."""
+    return caches.cache(plan.model, plan.kv, tp=plan.tp).bytes_at(round(tokens))

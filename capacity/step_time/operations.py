@@ -11,9 +11,26 @@ from capplan.capacity import precision
 
 Number = Any  # a float, or a numpy array of them
 
+
+def least(a: Number, b: Number | None) -> Number:
+    """The smaller of two; None is no bound."""
+    if b is None:
+        return a
+    if hasattr(a, "clip"):
+        return a.clip(max=b)
+    return b.clip(max=a) if hasattr(b, "clip") else min(a, b)
+
+
+def greatest(a: Number, b: Number) -> Number:
+    """The larger of two."""
+    if hasattr(a, "clip"):
+        return a.clip(min=b)
+    return b.clip(min=a) if hasattr(b, "clip") else max(a, b)
+
+
 # bytes of an activation as it lies in memory, and of a quantised one beside it
 ACTIVATION = 2
-# bytes of a stored element by the format that a product multiplies in; scales included
+# bytes of a weight by the format that a product multiplies in; scales included
 STORED = {
     "fp16": 2.0,
     "bf16": 2.0,
@@ -26,6 +43,15 @@ STORED = {
     "mxfp4": precision.WEIGHTS["mxfp4"],
     "w4a16_mxfp4": precision.WEIGHTS["mxfp4"],
     "w4a8_mxfp4": precision.WEIGHTS["mxfp4"],
+}
+# bytes of an activation as a product reads it, where that is not 16 bit
+OPERAND = {
+    "fp32": 4.0,
+    "fp8": 1.0,
+    "fp8_block": 1.0 + 4 / 128,
+    "int8": 1.0,
+    "nvfp4": precision.WEIGHTS["nvfp4"],
+    "w4a8_mxfp4": 1.0 + 1 / 32,
 }
 
 
@@ -47,17 +73,19 @@ class Operation(NamedTuple):
     hit: Number = 0.0  # of them, those that get a token
     message: Number = 0.0  # bytes a collective moves, as nccl-tests counts them
     ranks: int = 1
+    variant: str = ""  # which kernel, where that is known: see kernel_time
 
 
 def gemm(name: str, rows: Number, columns: float, inner: float, dtype: str, count: float = 1) -> Operation:
-    """A matrix product of `rows` tokens with a weight of (columns, inner)."""
+    """A matrix product of `rows` tokens with a weight of (columns, inner); its input is quantised before."""
+    moved = rows * (columns * ACTIVATION + inner * OPERAND.get(dtype, ACTIVATION))
     return Operation(
         name,
         "gemm",
         dtype,
         count,
         flops=2.0 * rows * columns * inner,
-        bytes=columns * inner * STORED[dtype] + rows * (columns + inner) * ACTIVATION,
+        bytes=columns * inner * STORED[dtype] + moved,
         rows=rows,
         columns=columns,
         inner=inner,
@@ -81,13 +109,18 @@ def grouped_gemm(
     dtype: str,
     count: float = 1,
     matrices: int = 3,
+    load: tuple[Number, Number] | None = None,
+    variant: str = "",
 ) -> Operation:
     """The routed experts of a layer: gate, up and down of those that are hit, on a rank that holds `local` of them.
 
     tokens: before routing, of all ranks whose experts these are. inner: intermediate size of an expert on this rank.
+    load: the rows that reach this rank and the experts hit, where tokens don't choose evenly.
     """
-    hit = distinct_experts(tokens, experts, chosen) * local / experts
-    routed = tokens * chosen * local / experts
+    routed, hit = load or (
+        tokens * chosen * local / experts,
+        distinct_experts(tokens, experts, chosen) * local / experts,
+    )
     return Operation(
         name,
         "grouped_gemm",
@@ -101,6 +134,7 @@ def grouped_gemm(
         inner=hidden,
         experts=local,
         hit=hit,
+        variant=variant,
     )
 
 
@@ -174,6 +208,7 @@ def attention_prefill(
     tokens: Number,
     kv: str,
     count: float = 1,
+    variant: str = "",
 ) -> Operation:
     """`queries` new tokens of a sequence; `pairs` is how many keys they see together (half the square if causal)."""
     return Operation(
@@ -186,9 +221,10 @@ def attention_prefill(
         + sequences * queries * heads * (head_dim + v_head_dim) * ACTIVATION,
         rows=sequences * queries,
         columns=heads,
-        inner=head_dim,
+        inner=(head_dim + v_head_dim) / 2,
         tokens=tokens,
         kv_heads=kv_heads,
+        variant=variant,
     )
 
 
@@ -197,6 +233,8 @@ def elementwise(name: str, size: Number, count: float = 1) -> Operation:
     return Operation(name, "elementwise", "bf16", count, bytes=size)
 
 
-def collective(name: str, kind: str, message: Number, ranks: int, count: float = 1) -> Operation:
+def collective(
+    name: str, kind: str, message: Number, ranks: int, count: float = 1, variant: str = ""
+) -> Operation:
     """kind: allreduce, all_gather, reduce_scatter, alltoall, send_recv."""
-    return Operation(name, kind, "bf16", count, message=message, ranks=ranks)
+    return Operation(name, kind, "bf16", count, message=message, ranks=ranks, variant=variant)

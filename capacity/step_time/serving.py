@@ -1,86 +1,180 @@
-"""Serving in a closed loop: so many requests are always under way, and prefill takes its time from decode."""
+"""Serving: passes one after another, in which prefill takes its time from decode.
+
+The throughput follows from conservation of work: a request costs its prefill and its share of the decode passes.
+How the time of a request divides into first token and later ones follows from who waits for whom.
+"""
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from capplan.capacity.step_time.chip import Chip
+from capplan.capacity.step_time.engine_steps import Engine
 from capplan.capacity.step_time.forward import Layout, Step, operations
-from capplan.capacity.step_time.kernel_time import seconds
-from capplan.capacity.step_time.operations import Number
+from capplan.capacity.step_time.kernel_time import _TERMS, COLLECTIVES
+from capplan.capacity.step_time.operations import Number, greatest, least
 
-
-class Engine(NamedTuple):
-    """What an engine adds to the kernels of a step; see engine_steps.toml."""
-
-    name: str
-    step: float  # every pass [second]
-    layer: float  # every layer of a pass
-    sequence: float  # every sequence of a pass
-    slow: float  # kernels in a step against kernels in a loop
-    prefill_step: float  # a pass with prompt tokens, beyond that of one without
-    prefill_slow: float
-    request: float  # before a request's first pass
-    budget: float  # tokens of a pass
-    mixed: bool  # prompts share a pass with decoding sequences
+ROUNDS = 3  # of the fixed point; the next changes a batch by less than 0.1%
 
 
 class Serving(NamedTuple):
-    """What a service does in equilibrium; of one replica."""
+    """What one replica does in equilibrium [second, token]."""
 
     requests_per_s: Number
     ttft: Number
     tpot: Number
     batch: Number  # decoding sequences
     step: Number  # a decode pass alone
-    prefill: Number  # of one prompt
-    share: Number  # of the time that prefill takes
-
-
-def engine_of(name: str, row: dict[str, Any]) -> Engine:
-    return Engine(
-        name, row["step_us"] * 1e-6, row["layer_us"] * 1e-6, row["sequence_us"] * 1e-6, row["slow"],
-        row["prefill_step_us"] * 1e-6, row["prefill_slow"], row["request_us"] * 1e-6, row["budget"], row["mixed"],
-    )  # fmt: skip
+    prefill: Number  # from the first pass with a prompt to its last
+    prefill_share: Number  # of the time
 
 
 def pass_time(plan: Layout, chip: Chip, engine: Engine, step: Step) -> Number:
     """Time of one pass [second]."""
-    prompts = not (isinstance(step.prompts, int | float) and step.prompts == 0)
-    work = sum(op.count * seconds(op, chip) for op in operations(plan, step))
-    fixed = engine.step + engine.layer * len(plan.model.layers) + engine.sequence * step.decode
-    if prompts:
-        return work * engine.prefill_slow + fixed + engine.prefill_step
-    return work * engine.slow + fixed
+    starts = work = links = 0.0
+    for operation in operations(plan, step):
+        start, compute, memory, power = _TERMS[operation.kind](operation, chip)
+        if operation.kind in COLLECTIVES:
+            links += operation.count * (start + compute + memory)
+        else:
+            starts += operation.count * start
+            work += operation.count * (compute**power + memory**power) ** (1.0 / power)
+    layers = len(plan.model.layers)
+    fixed = engine.step + engine.layer * layers + engine.sequence * step.decode
+    fixed += engine.stage * (plan.pp - 1) + engine.mixture * plan.mixtures
+    if isinstance(step.prompts, int | float) and step.prompts == 0:
+        return fixed + engine.launch * starts + engine.links * links + engine.slow * work
+    fixed += engine.prefill_step + engine.prefill_layer * layers
+    return fixed + engine.launch * starts + engine.links * links + engine.prefill_slow * work
+
+
+class _Costs(NamedTuple):
+    """What a decode pass takes, and what a prompt adds."""
+
+    step: Number
+    own: Number  # passes with this prompt
+    extra: Number  # what they take beyond the decode passes they stand for
+
+
+def _costs(plan: Layout, chip: Chip, engine: Engine, isl: Number, osl: Number, batch: Number) -> _Costs:
+    context, chunk = isl + osl / 2, least(isl, engine.budget)
+    step = pass_time(plan, chip, engine, Step(decode=batch, context=context))
+    # prompts that arrive within a pass share the next one
+    prompts = least(greatest(batch / greatest(osl - 1.0, 1.0), 1.0), greatest(engine.budget / isl, 1.0))
+    passes, before = isl / chunk, (isl - chunk) / 2
+    if engine.mixed:
+        both = Step(decode=batch, context=context, prompts=prompts, chunk=chunk, before=before)
+        own = passes * pass_time(plan, chip, engine, both)
+        return _Costs(step, own, (own - passes * step) / prompts)
+    own = passes * pass_time(plan, chip, engine, Step(prompts=prompts, chunk=chunk, before=before))
+    return _Costs(step, own, own / prompts)
 
 
 def closed_loop(
-    plan: Layout, chip: Chip, engine: Engine, *, isl: float, osl: float, concurrency: Number, rounds: int = 4
+    plan: Layout,
+    chip: Chip,
+    engine: Engine,
+    *,
+    isl: Number,
+    osl: Number,
+    concurrency: Number,
+    most: Number | None = None,
+    together: Number = 0.0,
 ) -> Serving:
-    """`concurrency` requests always under way, of `isl` prompt tokens and `osl` generated ones."""
-    context = isl + osl / 2
-    batch = concurrency * 1.0
-    chunk = min(isl, engine.budget)
-    passes = isl / chunk
-    for _ in range(rounds):
-        step = pass_time(plan, chip, engine, Step(decode=batch, context=context))
-        if engine.mixed:
-            full = pass_time(
-                plan, chip, engine,
-                Step(decode=batch, context=context, prompts=1.0, chunk=chunk, before=(isl - chunk) / 2),
-            )  # fmt: skip
-            own, extra = passes * full, passes * (full - step)
-        else:
-            own = passes * pass_time(
-                plan, chip, engine, Step(prompts=1.0, chunk=chunk, before=(isl - chunk) / 2)
-            )
-            extra = own
-        steps = max(osl - 1, 1e-9)
-        rate = batch / (steps * step + batch * extra)
-        share = rate * extra
-        tpot = step / (1 - share)
-        wait = extra * share / (2 * (1 - share)) + 0.5 * step
-        ttft = engine.request + wait + own
-        rate = concurrency / (ttft + steps * tpot)
-        batch = rate * steps * tpot
+    """`concurrency` requests of `isl` and `osl` tokens always under way; a new one comes when one leaves.
+
+    most: sequences that fit in the cache; the others wait.
+    together: share of requests that come at once with all others: the first of a benchmark's run, or all of them
+    where prompts go first and lengths are alike.
+    """
+    steps = greatest(osl - 1.0, 1e-9)
+    batch = least(concurrency * 1.0, most)
+    for _ in range(ROUNDS):
+        step, own, extra = _costs(plan, chip, engine, isl, osl, batch)
+        rate = 1 / (extra + steps * step / batch)
+        ttft = engine.request + 0.5 * step + own * (1 + engine.queue)
+        batch = least(greatest(concurrency - rate * ttft, least(concurrency, 1.0)), most)
+    ttft = ttft + together * (concurrency - 1.0) / 2 * extra
+    # where they can't all decode at once, they wait before they start
+    ttft = greatest(
+        ttft, concurrency / rate - steps * (step + batch * extra / steps) if most is not None else 0.0
+    )
+    tpot = greatest((concurrency / rate - ttft) / steps, step)
     return Serving(rate, ttft, tpot, batch, step, own, rate * extra)
+
+
+def open_loop(
+    plan: Layout,
+    chip: Chip,
+    engine: Engine,
+    *,
+    isl: Number,
+    osl: Number,
+    rate: Number,
+    most: Number | None = None,
+) -> Serving:
+    """Requests come at a rate of their own; where it is more than can be served, latencies are without end."""
+    steps = greatest(osl - 1.0, 1e-9)
+    batch = least(rate * steps * 0.01, most)
+    for _ in range(2 * ROUNDS):
+        step, own, extra = _costs(plan, chip, engine, isl, osl, greatest(batch, 1.0))
+        left = greatest(1 - rate * extra, 1e-3)
+        batch = least(rate * steps * step / left, most)
+    tpot = step / left
+    ttft = engine.request + 0.5 * step + own * (1 + engine.queue * (1 - left))
+    return Serving(rate, ttft, tpot, batch, step, own, rate * extra)
+
+
+def full_load(
+    plan: Layout, chip: Chip, engine: Engine, *, isl: Number, osl: Number, batch: Number
+) -> Serving:
+    """Requests never run out: `batch` sequences decode, and another prompt follows each that leaves."""
+    steps = greatest(osl - 1.0, 1e-9)
+    step, own, extra = _costs(plan, chip, engine, isl, osl, batch)
+    rate = 1 / (extra + steps * step / batch)
+    return Serving(rate, own, step + batch * extra / steps, batch, step, own, rate * extra)
+
+
+def disaggregated(
+    decode: Layout,
+    prefill: Layout,
+    chip: Chip,
+    engine: Engine,
+    *,
+    isl: Number,
+    osl: Number,
+    concurrency: Number,
+    decode_ranks: float,
+    prefill_ranks: float,
+    transfer: Number = 0.0,
+    most: Number | None = None,
+    together: Number = 0.0,
+) -> Serving:
+    """Prefill and decode on GPUs of their own: neither takes time from the other, and the slower sets the rate.
+
+    concurrency: of all; most: sequences of one decode rank. transfer: of a prompt's cache to its decode rank [second].
+    """
+    steps = greatest(osl - 1.0, 1e-9)
+    chunk = least(isl, engine.budget)
+    passes, before = isl / chunk, (isl - chunk) / 2
+    prompts = least(
+        greatest(concurrency / prefill_ranks / greatest(osl - 1.0, 1.0), 1.0),
+        greatest(engine.budget / isl, 1.0),
+    )
+    own = passes * pass_time(prefill, chip, engine, Step(prompts=prompts, chunk=chunk, before=before))
+    extra = own / prompts / prefill_ranks
+    batch = least(concurrency / decode_ranks, most)
+    for _ in range(ROUNDS):
+        step = pass_time(decode, chip, engine, Step(decode=batch, context=isl + osl / 2))
+        rate = least(
+            least(concurrency / (own + transfer + steps * step), batch * decode_ranks / (steps * step)),
+            1 / extra,
+        )
+        batch = least(
+            greatest(rate * steps * step / decode_ranks, least(concurrency / decode_ranks, 1.0)), most
+        )
+    busy = rate * extra
+    ttft = engine.request + own * (1 + engine.queue * busy) + transfer + step
+    ttft = ttft + together * (concurrency - 1.0) / 2 * extra
+    ttft = greatest(ttft, concurrency / rate - steps * step - own)
+    return Serving(rate, ttft, step, batch, step, own, busy)

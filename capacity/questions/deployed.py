@@ -1,0 +1,97 @@
+"""A model served on a GPU by an engine, ready to be timed: what a rank runs, and how many sequences fit."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from math import inf
+from typing import TYPE_CHECKING
+
+from capplan.capacity.engines.budget import Budget, budget
+from capplan.capacity.engines.defaults import with_defaults
+from capplan.capacity.engines.deployment import Deployment
+from capplan.capacity.engines.device import device_of
+from capplan.capacity.engines.weights import quantized
+from capplan.capacity.step_time.chip import Chip, chip_of
+from capplan.capacity.step_time.engine_steps import Engine, engine_steps
+from capplan.capacity.step_time.forward import Layout, layout, sequence_bytes
+from capplan.errors import InputError
+from capplan.models.spec import Model
+
+if TYPE_CHECKING:
+    from capplan.hardware.spec import Gpu
+
+
+@dataclass(frozen=True, slots=True)
+class Deployed:
+    """One replica; its data-parallel ranks have sequences of their own."""
+
+    model: Model
+    gpu: Gpu
+    flags: Deployment  # every default filled in
+    plan: Layout  # what a rank runs
+    chip: Chip
+    engine: Engine
+    memory: Budget
+    assumptions: tuple[str, ...]
+
+    @property
+    def ranks(self) -> int:
+        """Data-parallel ranks of attention."""
+        return self.plan.dp
+
+    @property
+    def gpus(self) -> int:
+        return self.plan.tp * self.plan.pp * self.plan.dp
+
+    def most(self, tokens: float) -> float:
+        """Sequences of so many tokens that one data-parallel rank can hold at once."""
+        held = max(0.0, self.memory.kv) * self.plan.pp / sequence_bytes(self.plan, tokens)
+        return min(held, float(self.flags.max_num_seqs or inf))
+
+
+def deployed(model: Model, gpu: Gpu, asked: Deployment) -> Deployed:
+    """What a deployment runs. tensor_parallel_size counts as the engine counts it: SGLang's data-parallel
+    attention lies inside of it.
+
+    Raises InputError for flags that the engine or the model does not allow, and for a model known by its size alone.
+    """
+    device = device_of(gpu)
+    flags = with_defaults(model, device, asked)
+    kv, assumed = cache_format(quantized(model, flags.quantization), flags)
+    tp, dp = flags.tensor_parallel_size, flags.data_parallel_size
+    if flags.engine == "sglang" and dp > 1:
+        if tp % dp:
+            raise InputError(f"SGLang's {dp} data-parallel ranks do not divide its {tp} tensor-parallel ones")
+        tp //= dp
+    plan = layout(
+        model,
+        quantization=flags.quantization,
+        kv=kv,
+        tp=tp,
+        pp=flags.pipeline_parallel_size,
+        dp=dp,
+        expert_parallel=flags.enable_expert_parallel,
+    )
+    engine = engine_steps(flags.engine)
+    if flags.max_num_batched_tokens:
+        engine = engine._replace(budget=float(flags.max_num_batched_tokens))
+    chip = chip_of(gpu)
+    memory = budget(
+        model, device, replace(asked, kv_cache_dtype=kv if asked.kv_cache_dtype != "auto" else "auto")
+    )
+    return Deployed(model, gpu, flags, plan, chip, engine, memory, (*assumed, *chip.assumptions))
+
+
+def cache_format(held: Model, flags: Deployment) -> tuple[str, list[str]]:
+    """The format of the cache, by its name here; `auto` is what the engine takes for the checkpoint."""
+    said = flags.kv_cache_dtype
+    if said != "auto":
+        return {"fp8_e4m3": "fp8", "fp8_e5m2": "fp8", "bfloat16": "bf16", "float16": "fp16"}.get(
+            said, said
+        ), []
+    own = held.quantization.kv if held.quantization else None
+    if own in ("fp8", "nvfp4"):
+        return own, [f"the checkpoint was made for an {own} cache, and auto takes it"]
+    if flags.engine == "tensorrt-llm" and held.dtype in ("fp8", "nvfp4"):
+        return "fp8", ["TensorRT-LLM's FP8 and NVFP4 checkpoints keep an FP8 cache"]
+    return ("bf16" if held.dtype not in ("fp16", "fp32") else held.dtype), []

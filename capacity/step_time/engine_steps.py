@@ -1,0 +1,53 @@
+"""What an engine adds to the kernels of a pass."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+from capplan.errors import UnknownNameError
+from capplan.registry import read_toml
+
+
+class Engine(NamedTuple):
+    """Constants of an engine; see engine_steps.toml. Times in seconds."""
+
+    name: str
+    step: float  # every pass
+    layer: float  # every layer of a pass
+    mixture: float  # every layer of routed experts: routing and sorting
+    sequence: float  # every decoding sequence of a pass
+    stage: float  # handing a batch on to the next pipeline stage
+    launch: float  # of the start of a kernel, what is left in a graph
+    slow: float  # kernels of a decode pass against kernels in a loop
+    links: float  # collectives, the same
+    prefill_step: float  # a pass with prompt tokens, beyond that of one without
+    prefill_layer: float  # and every layer of it
+    prefill_slow: float
+    request: float  # before a request's first pass
+    queue: float  # prompts that a prompt waits for, in prompts
+    budget: float  # tokens of a pass
+    mixed: bool  # prompts share a pass with decoding sequences
+
+
+@cache
+def engine_steps(name: str) -> Engine:
+    """The constants of an engine. Raises UnknownNameError."""
+    rows = read_toml(Path(__file__).with_name("engine_steps.toml"))
+    if name not in rows:
+        raise UnknownNameError("engine", name, list(rows), f"one of {', '.join(rows)}")
+    return engine_of(name, rows[name])
+
+
+def engine_of(name: str, row: dict[str, float]) -> Engine:
+    """An engine of a table whose times are in microseconds."""
+    times = {
+        field.removesuffix("_us"): value * (1e-6 if field.endswith("_us") else 1)
+        for field, value in row.items()
+        if field in _FIELDS
+    }
+    return Engine(name=name, **times)  # type: ignore[arg-type]
+
+
+_FIELDS = {*Engine._fields, *(f"{field}_us" for field in Engine._fields)}
