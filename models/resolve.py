@@ -37,6 +37,9 @@ def resolve(name: str, quantization: str = "") -> Resolved:
 
     Raises InputError for a name that no row, or more than one, answers to.
     """
+    published = _rules()["published"].get(name.strip().lower())
+    if published is not None:
+        return Resolved(registry.model(published), method(name))
     words, quant = _plain(name)
     quant = quant or method(quantization)
     if not words:

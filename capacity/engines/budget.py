@@ -13,6 +13,7 @@ from capplan.capacity.engines.defaults import constant, version_of, with_default
 from capplan.capacity.engines.deployment import Deployment
 from capplan.capacity.engines.device import Device
 from capplan.capacity.engines.pools import Pool, token_pool, told_by_block, vllm_pool
+from capplan.capacity.engines.tensorrt import buffers
 from capplan.capacity.engines.vllm_blocks import rank_heads
 from capplan.capacity.engines.vllm_memory import (
     activation_peak,
@@ -194,7 +195,9 @@ def _static(
     """SGLang: mem_fraction_static of what is free at start holds weights and pools. TensorRT-LLM:
     free_gpu_memory_fraction of what is free once the engine is loaded.
     """
-    weights = held.bytes if weights_bytes is None else weights_bytes
+    counted = flags.engine == "sglang" and device.unified  # as memory that is no longer free
+    loaded = held.bytes + (constant("sglang_unified") if counted else 0.0)
+    weights = loaded if weights_bytes is None else weights_bytes
     share = flags.gpu_memory_utilization or 0.0
     outside = constant("non_torch")
     if flags.engine == "sglang":
@@ -204,6 +207,7 @@ def _static(
     else:
         if flags.tensor_parallel_size > 1:
             outside += constant("collectives_plain")
+        outside += buffers(model, flags)
         free = (device.free_bytes or device.total_bytes) - weights - outside
         left = share * free
         requested = weights + outside + left
@@ -212,7 +216,7 @@ def _static(
         total=device.total_bytes,
         requested=requested,
         weights=weights,
-        weight_parts=held.parts,
+        weight_parts=held.parts | ({"load": loaded - held.bytes} if loaded > held.bytes else {}),
         activation_peak=0.0,
         non_torch=outside,
         graphs=0.0,

@@ -97,7 +97,7 @@ def at_once(version: str, device: Device, length: int) -> bool:
 
 def _batch(found: dict[str, Any], device: Device) -> dict[str, int]:
     a100 = device.generation == "sm80"
-    shared = device.name.startswith("gb10") and "largest" in found
+    shared = device.unified and "largest" in found
     for name in ("largest", "large"):
         size: dict[str, int] | None = found.get(name)
         if size and device.total_bytes >= size["at_least_gib"] * GIB and not a100 and not shared:

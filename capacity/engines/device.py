@@ -22,6 +22,7 @@ class Device:
     link: str = "nvlink"  # how its collectives get through: nvlink, pcie, or rtx_pro
     name: str = ""
     free_bytes: float | None = None  # at start; None: all of it
+    unified: bool = False  # shared with the system, so that what a process lost is not its GPU's alone
 
 
 def device_of(gpu: Gpu, *, total_bytes: float | None = None, free_bytes: float | None = None) -> Device:
@@ -35,6 +36,7 @@ def device_of(gpu: Gpu, *, total_bytes: float | None = None, free_bytes: float |
         link=_link(gpu),
         name=gpu.id,
         free_bytes=free_bytes,
+        unified="unified" in gpu.memory_kind,
     )
 
 

@@ -138,13 +138,12 @@ def activation_peak(
     taps: layers whose hidden states are kept for a draft model.
     """
     tokens = flags.max_num_batched_tokens or 0
-    v0 = is_v0(flags.version or NEWEST, device)
     if at_once(flags.version or NEWEST, device, flags.max_model_len or 0):
         tokens = max(tokens, flags.max_model_len or 0)
     hidden, tp = 2 * model.hidden_size, flags.tensor_parallel_size  # in 16 bit
     peak = forward_peak(tokens, _HIDDEN_COPIES + taps, hidden, 2 * _widest(model, tp))
     per_entry = constant("sampler_sorting_bytes") if sorts(flags) else _SAMPLER_BYTES
-    if samples and not v0:
+    if samples:
         logits = sampler_peak(per_entry, flags.max_num_seqs or 0, model.vocab_size or 0)
         peak = max(peak, logits + forward_peak(tokens, 1, hidden, 0))
     return peak + constant("workspace_bytes") + _sparse_workspace(model, flags)
@@ -164,10 +163,8 @@ def sampler_assumed(model: Model, flags: Deployment) -> list[str]:
         return []
     entries = (flags.max_num_seqs or 0) * (model.vocab_size or 0)
     more = (constant("sampler_sorting_bytes") - _SAMPLER_BYTES) * entries
-    return [
-        f"FlashInfer's package is there, as in vLLM's images; without it the sampler of vllm {flags.version} sorts, "
-        f"in up to {gib(more)} more"
-    ]
+    without = f"without it the sampler of vllm {flags.version} sorts, in up to {gib(more)} more"
+    return [f"FlashInfer's package is there, as in vLLM's images; {without}"]
 
 
 def _sparse_workspace(model: Model, flags: Deployment) -> float:

@@ -154,11 +154,14 @@ def _version(row: Row, assumed: list[str]) -> str:
 
 
 def _plain_version(row: Row) -> str | None:
-    """The version of another engine; of SGLang's before 0.5 by the day."""
+    """The version of another engine; else one of its time, where defaults have changed since."""
     found = re.search(r"\b\d{1,2}\.\d{1,3}\.\d{1,3}", row.get("engine_version", ""))
-    if found is None and engine(row) == "sglang" and "2024" <= row.get("date", "")[:7] < "2025-08":
-        return "0.4.9"
-    return found[0] if found else None
+    if found:
+        return found[0]
+    day = row.get("date", "")[:7]
+    since = {"sglang": ("2024", "2025-08", "0.4.9"), "tensorrt-llm": ("2024-10", "2025-09", "0.16.0")}
+    first, last, version = since[engine(row)]
+    return version if first <= day < last else None
 
 
 def _method(text: str) -> str | None:

@@ -80,6 +80,11 @@ def test_v0_profiles_the_longest_prompt() -> None:
     assert rank.kv / GIB == pytest.approx(2.89, rel=0.08)
 
 
+def test_v0_warms_its_sampler_up_too() -> None:
+    flags = vllm("0.6.4", max_model_len=8192)
+    assert budget(model("llama-3-8b"), H100, flags).activation_peak / GIB == pytest.approx(1.26, rel=0.06)
+
+
 def test_graphs_are_taken_from_the_cache_from_021() -> None:
     old, new = (budget(model("llama-3.1-8b"), H100, vllm(version)) for version in ("0.20.0", "0.21.0"))
     assert old.graphs == 0 < new.graphs == new.graph_memory
@@ -125,6 +130,25 @@ def test_sglang_takes_a_share_of_what_is_free() -> None:
     rank = budget(model("qwen2.5-1.5b"), device, flags, weights_bytes=3.25 * GIB)
     assert rank.kv / GIB == pytest.approx(41.6, rel=0.003)
     assert rank.kv_tokens == pytest.approx(1557709, rel=0.003)
+
+
+def test_sglang_counts_what_shared_memory_lost() -> None:
+    device = Device(total_bytes=121.6 * GIB, free_bytes=112.26 * GIB, name="gb10-dgx-spark", unified=True)
+    flags = Deployment(engine="sglang", gpu_memory_utilization=0.4, max_model_len=32768)
+    rank = budget(model("qwen2.5-1.5b"), device, flags)
+    assert rank.weights / GIB == pytest.approx(3.25, rel=0.01)  # 2.88 GiB of tensors
+    assert sum(rank.weight_parts.values()) == pytest.approx(rank.weights)
+    assert rank.kv / GIB == pytest.approx(41.6, rel=0.003)
+
+
+def test_tensorrt_kept_buffers_for_a_full_batch() -> None:
+    def left(version: str | None, **flags: Any) -> float:
+        asked = Deployment(engine="tensorrt-llm", version=version, **flags)
+        return budget(model("qwen2.5-0.5b"), Device(total_bytes=15.7 * GIB), asked).kv / GIB
+
+    assert left("1.1.0") - left("0.15.0") == pytest.approx(0.9 * (2.66 + 5.76), rel=0.01)
+    assert left("0.12.0") == left(None) == left("1.1.0")
+    assert left("1.1.0") - left("0.15.0", max_num_seqs=16) < 0.1
 
 
 def test_tensorrt_takes_a_share_of_what_is_left() -> None:

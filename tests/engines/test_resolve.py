@@ -2,6 +2,7 @@
 
 import pytest
 
+from capplan.capacity.engines.weights import quantized, rank_weights
 from capplan.errors import InputError
 from capplan.hardware.resolve import card
 from capplan.models.resolve import resolve
@@ -59,3 +60,14 @@ def test_cards(name: str, row: str) -> None:
 @pytest.mark.parametrize("name", ["NVIDIA RTX 5000 Ada 32GB", "AMD Radeon AI PRO R9700 32GB", "", "2 cards"])
 def test_cards_without_a_row(name: str) -> None:
     assert card(name) is None
+
+
+def test_a_name_that_two_owners_store_otherwise() -> None:
+    own, other = (
+        resolve(f"{owner}/Meta-Llama-3.1-405B-Instruct-FP8") for owner in ("meta-llama", "neuralmagic")
+    )
+    assert (own.model.id, own.quantization) == ("llama-3.1-405b-fbgemm-fp8", "fp8")
+    assert (other.model.id, other.quantization) == ("llama-3.1-405b", "fp8")
+    doubled = 2 * 2 * 16384 * 8 * 128 * 126 / 8  # keys and values, which the first upload stored twice
+    rank = rank_weights(quantized(own.model, own.quantization), tp=8).bytes + doubled
+    assert rank / 2**30 == pytest.approx(57.752, rel=0.0003)  # vllm issue 6746
