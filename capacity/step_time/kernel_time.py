@@ -1,25 +1,60 @@
-"""How long an operation takes: what computing and what moving would take, joined smoothly, after a start."""
+"""How long an operation takes: what computing and what moving would take, joined smoothly, after a start.
+
+    t = start + (compute**p + memory**p) ** (1 / p)
+
+p is finite because kernels overlap the two only in part. How near each comes to the GPU's peak is in kernels.toml.
+Figures of an operation may be arrays: then the time is one too.
+
+Variants of an operation: of attention, "fp8" multiplies queries and keys in fp8; of experts, "bare" is their two
+products without routing; of collectives, see collectives.py.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
-from capplan.capacity.step_time.chip import Chip, chip_of
+from capplan.capacity.step_time import collectives
+from capplan.capacity.step_time.chip import Chip, chip_of, data
 from capplan.capacity.step_time.operations import Number, Operation
 
-__all__ = ["Chip", "bound", "chip_of", "seconds"]
+__all__ = ["COLLECTIVES", "Chip", "Terms", "bound", "chip_of", "seconds", "spread", "terms"]
 
+COLLECTIVES = collectives.KINDS
+_US = 1e-6
+_TILE = 128.0  # queries that a processor takes at a time: FlashAttention-2 and -3, TensorRT-LLM
+_ROWS = 16.0  # query heads of one key head share a product of so many rows, or of a multiple: mma.m16n8k16
+_LATENT_ROWS = 64.0  # FlashMLA's tile of heads
 _SIXTEEN_BIT = ("bf16", "fp16", "fp32")
+_NONE = 1e-30
+
+
+class Terms(NamedTuple):
+    """What a time is made of [second], and the exponent that joins the second and the third."""
+
+    start: Number
+    compute: Number
+    memory: Number  # or on the link
+    power: float
 
 
 def seconds(operation: Operation, chip: Chip) -> Number:
-    """Time of doing an operation once [second]; a number, or an array where the operation's figures are arrays."""
+    """Time of doing an operation once [second].
+
+    Never below its FLOPs at the dense peak, nor its bytes at the full bandwidth. Source of the shape: Williams et al.
+    2009, with the maximum softened; of the figures: kernels.toml.
+    """
     start, compute, memory, power = _TERMS[operation.kind](operation, chip)
     return start + (compute**power + memory**power) ** (1.0 / power)
 
 
+def terms(operation: Operation, chip: Chip) -> Terms:
+    """What the time of doing an operation once is made of."""
+    return _TERMS[operation.kind](operation, chip)
+
+
 def bound(operation: Operation, chip: Chip) -> str:
-    """What most of the time goes to: "compute", "memory", "latency" or "link"."""
+    """What most of the time goes to: "compute", "memory", "latency" or "link"; of numbers, not of arrays."""
     start, compute, memory, _ = _TERMS[operation.kind](operation, chip)
     if start >= compute and start >= memory:
         return "latency"
@@ -28,84 +63,124 @@ def bound(operation: Operation, chip: Chip) -> str:
     return "compute" if compute > memory else "memory"
 
 
-Terms = tuple[Number, Number, Number, float]
+def spread(operation: Operation, chip: Chip) -> tuple[float, float]:
+    """The range that eight of ten measured times lie in, as multiples of `seconds`.
 
-
-def _peak(operation: Operation, chip: Chip) -> float:
-    return chip.peaks.get(operation.dtype) or chip.peaks["bf16"]
-
-
-def _rate(shares: dict[str, float], dtype: str) -> float:
-    """The share for a dtype, or for the nearest that the generation has one for."""
-    if dtype in ("nvfp4", "mxfp4") and "fp4" in shares:
-        return shares["fp4"]
-    return shares.get(dtype) or shares.get(
-        "fp8" if dtype.startswith(("fp8", "w4a8")) else "bf16", shares["bf16"]
-    )
-
-
-def _of(pair: dict[str, float], dtype: str) -> float:
-    return pair["bf16" if dtype in _SIXTEEN_BIT else "quantised"]
+    Wider for a GPU whose own kind of kernels was not measured.
+    """
+    low, high = data()["spread"].get(operation.kind, data()["spread"]["other"])
+    wider = 1.0 if chip.measured else data()["spread"]["unmeasured"]
+    return low / wider, high * wider
 
 
 def _gemm(operation: Operation, chip: Chip) -> Terms:
     of = chip.constants
-    compute = operation.flops / (_peak(operation, chip) * _rate(of["gemm"], operation.dtype))
-    memory = operation.bytes / (chip.bandwidth * _of(of["gemm_memory"], operation.dtype))
-    return _of(of["gemm_start_us"], operation.dtype) * 1e-6, compute, memory, 2.0
+    reached = chip.peaks[operation.dtype] * of.gemm[chip.paths[operation.dtype]]
+    return Terms(
+        of.start_us * _US + of.inner_ns * 1e-9 * operation.inner,
+        operation.flops / reached,
+        operation.bytes / (chip.bandwidth * of.memory),
+        of.gemm_power,
+    )
 
 
-def _grouped(operation: Operation, chip: Chip) -> Terms:
-    start, compute, memory, power = _gemm(operation, chip)
-    return 3 * start, 2.0 * compute, 1.25 * memory, power
+def _grouped_gemm(operation: Operation, chip: Chip) -> Terms:
+    of, rows = chip.constants, operation.rows
+    share = of.gemm[chip.paths[operation.dtype]] * of.grouped
+    if operation.dtype in ("int4", "mxfp4", "w4a16_mxfp4"):
+        share *= of.weight_only
+    padded = 1.0 + of.grouped_tile / 2 * operation.hit / (rows + _NONE)
+    sorted_bytes = of.grouped_permute * rows * operation.inner * 2
+    start = 2 * of.start_us if operation.variant == "bare" else of.grouped_start_us
+    if operation.variant == "bare":
+        sorted_bytes = 0.0
+    return Terms(
+        start * _US + of.inner_ns * 1e-9 * (operation.inner + operation.columns),
+        operation.flops * padded / (chip.peaks[operation.dtype] * share),
+        (operation.bytes + sorted_bytes) / (chip.bandwidth * of.memory),
+        of.gemm_power,
+    )
 
 
 def _decode(operation: Operation, chip: Chip) -> Terms:
+    """A query a sequence: the cache is read once for all heads that share it; long contexts are divided."""
     of = chip.constants
-    compute = operation.flops / (0.4 * chip.peaks["bf16"])
-    memory = operation.bytes / (chip.bandwidth * _of(of["decode_memory"], operation.dtype))
-    return of["decode_start_us"] * 1e-6, compute, memory, 2.0
+    plain = operation.dtype in _SIXTEEN_BIT
+    group = operation.columns / operation.kv_heads
+    padded = -(-group // _ROWS) * _ROWS / group
+    tokens = operation.tokens
+    start = of.attention_start_us * (1.0 if plain else of.fp8_start)
+    pairs = operation.rows * operation.kv_heads / chip.sms * of.pair_us * (1.0 if plain else of.fp8_pair)
+    return Terms(
+        (start + pairs + of.split_us * tokens / (tokens + of.split_tokens)) * _US,
+        operation.flops * padded / (chip.peaks["bf16"] * of.attention_compute),
+        operation.bytes / (chip.bandwidth * of.decode["bf16" if plain else "fp8"]),
+        of.attention_power,
+    )
+
+
+def _latent_decode(operation: Operation, chip: Chip) -> Terms:
+    """All heads read one latent: with many of them it is products, not bytes, that take the time."""
+    of = chip.constants
+    plain = operation.dtype in _SIXTEEN_BIT
+    peak = chip.peaks["bf16" if plain or chip.generation not in ("sm100",) else "fp8"]
+    padded = -(-operation.columns // _LATENT_ROWS) * _LATENT_ROWS / operation.columns
+    tokens = operation.tokens
+    pairs = operation.rows / chip.sms * of.pair_us
+    return Terms(
+        (of.attention_start_us + pairs + of.split_us * tokens / (tokens + of.split_tokens)) * _US,
+        operation.flops * padded / (peak * of.latent_compute),
+        operation.bytes / (chip.bandwidth * of.decode["bf16"]),
+        of.attention_power,
+    )
 
 
 def _prefill(operation: Operation, chip: Chip) -> Terms:
+    """Tiles of queries over the keys before them; each product of a query and a key costs an exponential too."""
     of = chip.constants
-    compute = operation.flops / (of["prefill"] * chip.peaks["bf16"])
-    memory = operation.bytes / (chip.bandwidth * 0.8)
-    return of["decode_start_us"] * 1e-6, compute, memory, 2.0
+    peak = chip.peaks["bf16"] * of.prefill
+    if operation.variant == "fp8":
+        peak *= of.fp8_gain
+    tiles = operation.rows / _TILE * operation.columns
+    width = 4.0 * operation.inner
+    # the last row of tiles has every key before it, and waits for nobody
+    path = of.prefill_path * _TILE * operation.tokens * chip.sms * width
+    flops = operation.flops + path
+    products = flops / peak
+    exponentials = flops / width * of.softmax / chip.exponentials
+    together = of.softmax_power
+    start = of.prefill_start * of.attention_start_us + of.prefill_tile * of.pair_us * tiles / chip.sms
+    return Terms(
+        start * _US,
+        (products**together + exponentials**together) ** (1.0 / together),
+        operation.bytes / (chip.bandwidth * of.memory),
+        of.prefill_power,
+    )
 
 
 def _elementwise(operation: Operation, chip: Chip) -> Terms:
-    return 2e-6, operation.flops / chip.peaks["bf16"], operation.bytes / (0.8 * chip.bandwidth), 2.0
+    of = chip.constants
+    memory = operation.bytes / (chip.bandwidth * of.pass_memory)
+    return Terms(of.pass_us * _US, operation.flops / chip.peaks["bf16"], memory, of.gemm_power)
 
 
 def _scan(operation: Operation, chip: Chip) -> Terms:
-    return 5e-6, operation.flops / (0.3 * chip.peaks["bf16"]), operation.bytes / (0.7 * chip.bandwidth), 2.0
+    of = chip.constants
+    compute = operation.flops / (chip.peaks["bf16"] * of.scan_compute)
+    memory = operation.bytes / (chip.bandwidth * of.pass_memory)
+    return Terms(2 * of.pass_us * _US, compute, memory, of.gemm_power)
 
 
 def _collective(operation: Operation, chip: Chip) -> Terms:
-    ranks = operation.ranks
-    if ranks <= 1:
-        return 0.0, 0.0 * operation.message, 0.0, 1.0
-    inside = ranks <= chip.domain
-    bandwidth = (
-        0.78 * chip.link_bandwidth
-        if inside
-        else 0.5 * chip.pcie_bandwidth
-        if ranks <= 8
-        else 0.8 * chip.nic_bandwidth
-    )
-    steps = 2.0 if operation.kind == "allreduce" else 1.0
-    share = 1.0 if operation.kind == "send_recv" else steps * (ranks - 1) / ranks
-    start = (8e-6 if inside else 20e-6) + 0.5e-6 * ranks
-    return start, 0.0, share * operation.message / bandwidth, 1.0
+    start, link = collectives.collective(operation, chip)
+    return Terms(start, 0.0 * link, link, 1.0)
 
 
-COLLECTIVES = ("allreduce", "all_gather", "reduce_scatter", "alltoall", "send_recv")
 _TERMS: dict[str, Callable[[Operation, Chip], Terms]] = {
     "gemm": _gemm,
-    "grouped_gemm": _grouped,
+    "grouped_gemm": _grouped_gemm,
     "attention_decode": _decode,
-    "mla_decode": _decode,
+    "mla_decode": _latent_decode,
     "attention_prefill": _prefill,
     "elementwise": _elementwise,
     "scan": _scan,

@@ -1,0 +1,80 @@
+"""How long a collective takes: a start by algorithm and ranks, and the bytes of the busiest link."""
+
+from __future__ import annotations
+
+from capplan.capacity.step_time.chip import Chip, Fabric
+from capplan.capacity.step_time.operations import Number, Operation, least
+
+KINDS = ("allreduce", "all_gather", "reduce_scatter", "alltoall", "send_recv")
+_NODE = 8  # GPUs of a node, where no link joins more
+_US = 1e-6
+
+
+def collective(operation: Operation, chip: Chip) -> tuple[Number, Number]:
+    """Start, and time on the links [second]; messages are counted as nccl-tests counts them.
+
+    variant: "nccl" is the library's own algorithm; "eager" is that, launched from Python; "across" goes between nodes,
+    whatever the ranks; none is the fastest an engine has: for an all-reduce its own kernel while messages are small.
+    """
+    kind, message, ranks, variant = operation.kind, operation.message, operation.ranks, operation.variant
+    if ranks <= 1:
+        return 0.0, 0.0 * message
+    if variant == "across":
+        return _flat(chip.fabrics["rdma"], chip.nic_bandwidth, kind, message, ranks)
+    node = max(chip.domain, _NODE)
+    if ranks > node:
+        return _across(kind, message, ranks, node, chip)
+    name, bandwidth = _inside(ranks, chip)
+    fabric = chip.fabrics[name]
+    start, link = _flat(fabric, bandwidth, kind, message, ranks, chip.multicast and name == "nvlink")
+    if variant == "eager":
+        return start + fabric.eager_us * _US, link
+    if kind != "allreduce" or variant == "nccl":
+        return start, link
+    # an engine's own kernel: in one step a rank reads all that the others have, in two its part of it, then the sums
+    first = (fabric.direct_us + fabric.direct_rank_us * (ranks - 1)) * _US
+    reading = message * (ranks - 1) / (bandwidth * fabric.direct_share)
+    direct = first + least(reading, first + 2 * reading / ranks)
+    fastest = least(direct, start + link)
+    return first, fastest - least(first, fastest)
+
+
+def _inside(ranks: int, chip: Chip) -> tuple[str, float]:
+    """What joins so many ranks of a node, and a GPU's bandwidth there."""
+    if ranks > chip.domain:
+        return "pcie", chip.pcie_bandwidth
+    used = (
+        (ranks - 1) / (chip.domain - 1) if chip.mesh and chip.domain > 1 else 1.0
+    )  # of a link for each pair
+    return chip.link, chip.link_bandwidth * used
+
+
+def _flat(
+    fabric: Fabric, bandwidth: float, kind: str, message: Number, ranks: int, multicast: bool = False
+) -> tuple[Number, Number]:
+    """Ranks that all have the same link."""
+    part = (ranks - 1) / ranks
+    if kind == "allreduce":
+        # a ring passes every byte twice; a switch that adds up and copies, once and a part of it
+        moved = message * (min(2 * part, 1 + 1 / ranks) if multicast else 2 * part)
+    else:
+        moved = message * (1.0 if kind == "send_recv" else part)
+    ramp = fabric.ramp_us * moved / (moved + fabric.ramp_bytes)
+    start = fabric.start_us + fabric.rank_us * (min(ranks, _NODE) - 1) + ramp
+    return start * _US, moved / (bandwidth * fabric.share)
+
+
+def _across(kind: str, message: Number, ranks: int, node: int, chip: Chip) -> tuple[Number, Number]:
+    """Nodes of GPUs: first inside, then each GPU with its like in the other nodes."""
+    name, bandwidth = _inside(node, chip)
+    outer = chip.fabrics["rdma"]
+    nodes = -(-ranks // node)
+    if kind == "alltoall":  # what is not for the own node crosses, while the rest stays
+        start, link = _flat(chip.fabrics[name], bandwidth, kind, message * node / ranks, node)
+        far = _flat(outer, chip.nic_bandwidth, "send_recv", message * (ranks - node) / ranks, nodes)
+    elif kind == "send_recv":
+        return _flat(outer, chip.nic_bandwidth, kind, message, 2)
+    else:
+        start, link = _flat(chip.fabrics[name], bandwidth, kind, message, node)
+        far = _flat(outer, chip.nic_bandwidth, kind, message / node, nodes)
+    return start + far[0], link + far[1]
