@@ -133,7 +133,7 @@ def layout(
     mixtures: list[Experts] = []
     head = None
     pieces = [
-        piece
+        _unstacked(piece)
         for piece in stored(held.weights, held.layers, held.hidden_size, held.quantization)
         if _multiplies(piece.weight)
     ]
@@ -185,8 +185,15 @@ def layout(
 
 def _multiplies(weight: Weight) -> bool:
     """Whether it is a matrix, or one for every expert; a convolution over tokens is none."""
-    wanted = 3 if weight.experts > 1 and weight.shape[0] == weight.experts else 2
-    return len(weight.shape) == wanted and min(weight.shape[-2:]) > 1 and not weight.name.endswith("bias")
+    return len(weight.shape) in (2, 3) and min(weight.shape[-2:]) > 1 and not weight.name.endswith("bias")
+
+
+def _unstacked(piece: Stored) -> Stored:
+    """Experts that lie in one tensor as a matrix each; where they are quantised they are that already."""
+    shape = piece.weight.shape
+    if len(shape) == 3 and piece.rows == shape[0] * shape[1]:
+        return piece._replace(rows=shape[1], matrices=piece.matrices * shape[0])
+    return piece
 
 
 def _named(name: str) -> tuple[str, bool]:
