@@ -65,3 +65,37 @@ def attainable_flops(intensity: float, peak_flops: float, bandwidth: float) -> f
     0.005
     """
     return min(peak_flops, intensity * bandwidth)
+
+
+@formula
+def operation_time(start: float, compute: float, memory: float, power: float) -> float:
+    r"""Time of one operation: computing and moving overlap in part, after a start.
+
+    .. math:: t = t_0 + (t_c^p + t_m^p)^{1/p}
+
+    Parameters
+    ----------
+    start : float
+        Until the first result: launch, ramp, the last wave :math:`t_0` [second]
+    compute : float
+        Its work at the rate that such kernels reach :math:`t_c` [second]
+    memory : float
+        Its bytes at the bandwidth that they reach :math:`t_m` [second]
+    power : float
+        How sharply the longer of the two wins; infinity is the plain roofline :math:`p` [-]
+
+    Returns
+    -------
+    float
+        Time :math:`t` [second]
+
+    Validity: one kernel, or a fused few, on one GPU.
+    Not counted: waves of tiles that end unevenly.
+    Source: Williams, Waterman, Patterson 2009, "Roofline", CACM 52(4), with its maximum softened.
+
+    At the ridge, where both terms are alike, p = 2 takes 1.4 times either:
+
+    >>> round(operation_time(start=0, compute=1, memory=1, power=2), 4)
+    1.4142
+    """
+    return start + (compute**power + memory**power) ** (1 / power)  # type: ignore[no-any-return]

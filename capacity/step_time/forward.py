@@ -371,7 +371,7 @@ def _latent(plan: Layout, part: LatentAttention, count: int, step: Step) -> Iter
             count=count,
         )
         if part.index_dim:
-            yield _index(plan, step.decode, step.context, part, count)
+            yield _index(step.decode, step.context, step.context, part, count)
     if not _none(step.prompts):
         width = part.nope + part.rope
         pairs = seen_pairs(step.before, step.chunk, most)
@@ -381,38 +381,41 @@ def _latent(plan: Layout, part: LatentAttention, count: int, step: Step) -> Iter
         )  # fmt: skip
         if part.index_dim:
             pairs = seen_pairs(step.before, step.chunk, None)
-            yield _index(plan, step.prompts, pairs, part, count)
+            yield _index(step.prompts, pairs, step.before + step.chunk, part, count)
 
 
 def _index(
-    plan: Layout, sequences: Number, tokens: Number, part: LatentAttention | CompressedAttention, count: int
+    sequences: Number, pairs: Number, keys: Number, part: LatentAttention | CompressedAttention, count: int
 ) -> Operation:
-    """An indexer scores every key: it is not divided over ranks."""
+    """An indexer scores every key for every query, and reads it once for all of a sequence: not divided over ranks."""
     every = getattr(part, "index_every", 0) or getattr(part, "ratio", 0) or 1
+    held = sequences * keys / every * precision.index_bytes(part.index_dim)
     return Operation(
         "index", "elementwise", "fp8", count,
-        flops=2.0 * sequences * tokens / every * part.index_heads * part.index_dim,
-        bytes=sequences * tokens / every * precision.index_bytes(part.index_dim),
+        flops=2.0 * sequences * pairs / every * part.index_heads * part.index_dim,
+        bytes=held,
+        held=held,
     )  # fmt: skip
 
 
 def _compressed(plan: Layout, part: CompressedAttention, count: int, step: Step) -> Iterator[Operation]:
     """DeepSeek V4: raw vectors of a window and pooled ones of what lies before."""
     heads = part.heads / plan.tp
-    for sequences, tokens in (
-        (step.decode, step.context),
-        (step.prompts * step.chunk, step.before + step.chunk / 2),
+    for sequences, queries, tokens in (
+        (step.decode, 1.0, step.context),
+        (step.prompts, step.chunk, step.before + step.chunk / 2),
     ):
         if _none(sequences):
             continue
         pooled = tokens / part.ratio if part.ratio else 0.0
         seen = least(tokens, part.window) + least(pooled, part.top_k or None)
         yield mla_decode(
-            "compressed_attention", sequences, seen, heads=heads, latent=part.width - part.rope, rope=part.rope,
+            "compressed_attention", sequences * queries, seen, heads=heads, latent=part.width - part.rope, rope=part.rope,
             kv=plan.kv, count=count,
         )  # fmt: skip
         if part.index_dim:
-            yield _index(plan, sequences, tokens, part, count)
+            keys = tokens + queries / 2
+            yield _index(sequences, queries * tokens, keys, part, count)
 
 
 def _recur(plan: Layout, part: State, count: int, step: Step) -> Iterator[Operation]:
@@ -425,6 +428,7 @@ def _recur(plan: Layout, part: State, count: int, step: Step) -> Iterator[Operat
             "state_update", "scan", "fp32", count,
             flops=6.0 * step.decode * part.recurrent / ranks,
             bytes=step.decode * (2 * size + 2 * channels * part.conv_kernel * ACTIVATION),
+            held=step.decode * 2 * size,
             rows=step.decode,
         )  # fmt: skip
     if not _none(step.prompts):
@@ -433,6 +437,7 @@ def _recur(plan: Layout, part: State, count: int, step: Step) -> Iterator[Operat
             "state_scan", "scan", "bf16", count,
             flops=8.0 * tokens * part.recurrent / ranks,
             bytes=step.prompts * 2 * size + tokens * channels * 6 * ACTIVATION,
+            held=step.prompts * 2 * size,
             rows=tokens,
         )  # fmt: skip
 

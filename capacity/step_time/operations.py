@@ -64,6 +64,7 @@ class Operation(NamedTuple):
     count: float  # type: ignore[assignment]  # over tuple.count, which nobody asks of an operation
     flops: Number = 0.0
     bytes: Number = 0.0  # to and from memory
+    held: Number = 0.0  # of those, weights or cache: what has to come from memory whatever the kernel
     rows: Number = 0.0  # m of a product; tokens before routing of experts; sequences of attention
     columns: float = 0.0  # n; of attention: query heads
     inner: float = 0.0  # k; of attention: width of a head
@@ -79,13 +80,15 @@ class Operation(NamedTuple):
 def gemm(name: str, rows: Number, columns: float, inner: float, dtype: str, count: float = 1) -> Operation:
     """A matrix product of `rows` tokens with a weight of (columns, inner); its input is quantised before."""
     moved = rows * (columns * ACTIVATION + inner * OPERAND.get(dtype, ACTIVATION))
+    held = columns * inner * STORED[dtype]
     return Operation(
         name,
         "gemm",
         dtype,
         count,
         flops=2.0 * rows * columns * inner,
-        bytes=columns * inner * STORED[dtype] + moved,
+        bytes=held + moved,
+        held=held,
         rows=rows,
         columns=columns,
         inner=inner,
@@ -121,14 +124,15 @@ def grouped_gemm(
         tokens * chosen * local / experts,
         distinct_experts(tokens, experts, chosen) * local / experts,
     )
+    held = hit * matrices * hidden * inner * STORED[dtype]
     return Operation(
         name,
         "grouped_gemm",
         dtype,
         count,
         flops=2.0 * routed * matrices * hidden * inner,
-        bytes=hit * matrices * hidden * inner * STORED[dtype]
-        + routed * (2 * hidden + matrices * inner) * ACTIVATION,
+        bytes=held + routed * (2 * hidden + matrices * inner) * ACTIVATION,
+        held=held,
         rows=routed,
         columns=inner,
         inner=hidden,
@@ -151,14 +155,15 @@ def attention_decode(
     count: float = 1,
 ) -> Operation:
     """One query a sequence over `tokens` cached keys and values."""
+    held = sequences * tokens * kv_heads * precision.head_bytes(kv, int(head_dim), int(v_head_dim))
     return Operation(
         name,
         "attention_decode",
         kv,
         count,
         flops=2.0 * sequences * tokens * heads * (head_dim + v_head_dim),
-        bytes=sequences * tokens * kv_heads * precision.head_bytes(kv, int(head_dim), int(v_head_dim))
-        + sequences * heads * (head_dim + v_head_dim) * ACTIVATION,
+        bytes=held + sequences * heads * (head_dim + v_head_dim) * ACTIVATION,
+        held=held,
         rows=sequences,
         columns=heads,
         inner=head_dim,
@@ -179,14 +184,15 @@ def mla_decode(
     count: float = 1,
 ) -> Operation:
     """One absorbed query a sequence over `tokens` cached latents, which every head reads."""
+    held = sequences * tokens * precision.latent_bytes(kv, int(latent), int(rope))
     return Operation(
         name,
         "mla_decode",
         kv,
         count,
         flops=2.0 * sequences * tokens * heads * (2 * latent + rope),
-        bytes=sequences * tokens * precision.latent_bytes(kv, int(latent), int(rope))
-        + sequences * heads * (2 * latent + rope) * ACTIVATION,
+        bytes=held + sequences * heads * (2 * latent + rope) * ACTIVATION,
+        held=held,
         rows=sequences,
         columns=heads,
         inner=latent + rope,
@@ -211,14 +217,15 @@ def attention_prefill(
     variant: str = "",
 ) -> Operation:
     """`queries` new tokens of a sequence; `pairs` is how many keys they see together (half the square if causal)."""
+    held = sequences * tokens * kv_heads * precision.head_bytes(kv, int(head_dim), int(v_head_dim))
     return Operation(
         name,
         "attention_prefill",
         kv,
         count,
         flops=2.0 * sequences * pairs * heads * (head_dim + v_head_dim),
-        bytes=sequences * tokens * kv_heads * precision.head_bytes(kv, int(head_dim), int(v_head_dim))
-        + sequences * queries * heads * (head_dim + v_head_dim) * ACTIVATION,
+        bytes=held + sequences * queries * heads * (head_dim + v_head_dim) * ACTIVATION,
+        held=held,
         rows=sequences * queries,
         columns=heads,
         inner=(head_dim + v_head_dim) / 2,

@@ -10,9 +10,9 @@ from typing import NamedTuple
 
 from capplan.capacity.step_time.chip import Chip
 from capplan.capacity.step_time.engine_steps import Engine
-from capplan.capacity.step_time.forward import Layout, Step, operations
-from capplan.capacity.step_time.kernel_time import _TERMS, COLLECTIVES
+from capplan.capacity.step_time.forward import Layout, Step
 from capplan.capacity.step_time.operations import Number, greatest, least
+from capplan.capacity.step_time.passes import pass_time
 
 ROUNDS = 3  # of the fixed point; the next changes a batch by less than 0.1%
 
@@ -27,25 +27,6 @@ class Serving(NamedTuple):
     step: Number  # a decode pass alone
     prefill: Number  # from the first pass with a prompt to its last
     prefill_share: Number  # of the time
-
-
-def pass_time(plan: Layout, chip: Chip, engine: Engine, step: Step) -> Number:
-    """Time of one pass [second]."""
-    starts = work = links = 0.0
-    for operation in operations(plan, step):
-        start, compute, memory, power = _TERMS[operation.kind](operation, chip)
-        if operation.kind in COLLECTIVES:
-            links += operation.count * (start + compute + memory)
-        else:
-            starts += operation.count * start
-            work += operation.count * (compute**power + memory**power) ** (1.0 / power)
-    layers = len(plan.model.layers)
-    fixed = engine.step + engine.layer * layers + engine.sequence * step.decode
-    fixed += engine.stage * (plan.pp - 1) + engine.mixture * plan.mixtures
-    if isinstance(step.prompts, int | float) and step.prompts == 0:
-        return fixed + engine.launch * starts + engine.links * links + engine.slow * work
-    fixed += engine.prefill_step + engine.prefill_layer * layers
-    return fixed + engine.launch * starts + engine.links * links + engine.prefill_slow * work
 
 
 class _Costs(NamedTuple):

@@ -31,7 +31,8 @@ def test_linear_work_is_two_flops_a_parameter(name: str) -> None:
 @pytest.mark.parametrize("name", KNOWN)
 def test_every_product_is_run_a_whole_number_of_times(name: str) -> None:
     plan = layout(model(name))
-    assert all(each.count == int(each.count) >= 1 for each in (*plan.linear, *plan.experts))
+    counts = [line.count for line in plan.linear] + [mixture.count for mixture in plan.experts]
+    assert all(count == int(count) >= 1 for count in counts)
     assert plan.mixtures <= len(plan.model.layers)
     for mixture in plan.experts:
         experts = [w for w in plan.model.weights if w.bucket == "experts" and len(w.shape) > 1]
