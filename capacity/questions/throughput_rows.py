@@ -6,6 +6,8 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
+from pathlib import Path
+from typing import Any
 
 from capplan.capacity.engines.budget import budget
 from capplan.capacity.engines.deployment import Deployment
@@ -17,6 +19,7 @@ from capplan.errors import CapplanError, InputError
 from capplan.hardware import registry
 from capplan.hardware.resolve import card
 from capplan.models.resolve import Resolved, resolve
+from capplan.registry import read_toml
 
 MEASURED = (
     "output_tok_s_total",
@@ -77,6 +80,7 @@ class Case:
     scenario: str
     concurrency: float | None
     rate: float | None  # requests a second, of an open loop
+    poll: float = 1.0  # passes between two looks of the engine for new requests
     assumptions: list[str] = field(default_factory=list)
 
 
@@ -105,13 +109,13 @@ def case(row: Row) -> Case:
         raise InputError(f"gpu {row['gpu'][:60]!r} is no row of the registry")
     resolved = _resolved(row["model"].strip(), row.get("weight_dtype", "").strip())
     quantization = _quantization(resolved, row.get("weight_dtype", "").strip())
-    kv = _kv(row, engine, quantization or resolved.model.dtype, resolved, assumed)
+    kv = _kv(row, engine, quantization or resolved.model.dtype, resolved, gpu.id, assumed)
     common = (row["model"].strip(), row.get("weight_dtype", "").strip(), quantization, kv, gpu.id, engine)
     workers = {phase: tuple(map(int, rest)) for phase, *rest in _WORKERS.findall(notes)}
     if workers:
         if set(workers) != {"prefill", "decode"}:
             raise InputError("prefill and decode are apart, and the workers of one are not said")
-        pools = {phase: _pool(common, isl + osl, *sizes) for phase, sizes in workers.items()}
+        pools = {phase: _pool(common, (isl, osl), *sizes) for phase, sizes in workers.items()}
         pool, prefill = pools["decode"], pools["prefill"]
     else:
         tp = whole(row, "tp")
@@ -120,7 +124,7 @@ def case(row: Row) -> Case:
             raise InputError("tp is blank")
         tp, pp, dp, ep = tp or 1, whole(row, "pp") or 1, whole(row, "dp") or 1, whole(row, "ep") or 1
         replicas = max(1, (gpus or tp * pp * dp) // (tp * pp * dp))
-        pool, prefill = _pool(common, isl + osl, replicas, tp, dp, ep, pp), None
+        pool, prefill = _pool(common, (isl, osl), replicas, tp, dp, ep, pp), None
     concurrency = _number(row, "concurrency")
     if scenario == "single-stream":
         concurrency = concurrency or 1.0
@@ -141,6 +145,7 @@ def case(row: Row) -> Case:
         scenario=scenario,
         concurrency=concurrency,
         rate=float(rate[1]) if rate else None,
+        poll=_poll(notes, engine, gpu.id, concurrency or 0.0),
         assumptions=[*assumed, *resolved.assumptions],
     )
 
@@ -177,11 +182,54 @@ def _quantization(resolved: Resolved, said: str) -> str | None:
     return resolved.quantization
 
 
-def _kv(row: Row, engine: str, weights: str, resolved: Resolved, assumed: list[str]) -> str:
-    """The format of the cache: as said, or what the engine takes for such a checkpoint."""
+def _protocol(notes: str) -> Mapping[str, Any] | None:
+    """What the scripts of a published benchmark set, where the notes name it."""
+    return next((found for found in _protocols() if found["word"] in notes), None)
+
+
+@cache
+def _protocols() -> list[Mapping[str, Any]]:
+    found: list[Mapping[str, Any]] = read_toml(Path(__file__).with_name("benchmark_protocols.toml"))[
+        "protocol"
+    ]
+    return found
+
+
+def _set_by(protocol: Mapping[str, Any], engine: str, model: str, weights: str, gpu: str) -> str:
+    """The format of the cache that a benchmark's scripts set."""
+    for rule in protocol["kv"]:
+        if (
+            rule["engine"] == engine
+            and rule.get("model", "") in model
+            and weights in rule.get("weights", [weights])
+            and gpu.startswith(tuple(rule.get("gpus", [""])))
+        ):
+            return str(rule["format"])
+    return "auto"
+
+
+def _poll(notes: str, engine: str, gpu: str, concurrency: float) -> float:
+    """Passes between two looks for new requests, as a benchmark's scripts set them."""
+    protocol = _protocol(notes)
+    for rule in protocol["poll"] if protocol else ():
+        fits = rule["engine"] == engine and gpu.startswith(tuple(rule["gpus"]))
+        if fits and concurrency >= rule["concurrency"] and "PD-disaggregated" not in notes:
+            return float(rule["passes"])
+    return 1.0
+
+
+def _kv(row: Row, engine: str, weights: str, resolved: Resolved, gpu: str, assumed: list[str]) -> str:
+    """The format of the cache: as said, as the benchmark's scripts set it, or the engine's for such a checkpoint."""
     said = row.get("kv_dtype", "").strip().lower()
     if said and said != "auto":
         return {"fp8_e4m3": "fp8", "bfloat16": "bf16", "float16": "fp16"}.get(said, said)
+    protocol = _protocol(row.get("notes", ""))
+    if protocol and not said:
+        found = _set_by(protocol, engine, resolved.model.id, weights, gpu)
+        if found != "auto":
+            assumed.append(f"{found} cache, as the scripts of {protocol['word']} set it")
+            return found
+        return "bf16"
     if engine == "tensorrt-llm" and weights in ("fp8", "nvfp4") and resolved.model.dtype != "mxfp4":
         assumed.append("TensorRT-LLM's FP8 and NVFP4 checkpoints keep an FP8 cache")
         return "fp8"
@@ -216,7 +264,7 @@ def _plan(
 
 def _pool(
     common: tuple[str, str, str | None, str, str, str],
-    tokens: float,
+    lengths: tuple[float, float],
     replicas: int,
     tp: int,
     dp: int,
@@ -224,6 +272,9 @@ def _pool(
     pp: int = 1,
 ) -> Pool:
     plan, left = _plan(*common, tp, pp, dp, ep > 1)
+    isl, osl = lengths
+    # TensorRT-LLM takes the whole of a request before it starts; the others as it grows
+    tokens = isl + (osl if common[-1] == "tensorrt-llm" else osl / 2)
     most = left * pp / sequence_bytes(plan, tokens)
     if most < 1:
         raise InputError(

@@ -15,7 +15,8 @@ def served(case: Case, engine: Engine | None = None) -> tuple[Serving, float]:
     engine = engine or engine_steps(case.engine)
     pool, isl, osl = case.pool, case.isl, case.osl
     lengths = {"isl": isl, "osl": osl}
-    together = 1.0 if case.alike and not engine.mixed else _FIRST
+    engine = engine._replace(poll=case.poll)
+    together = engine.together if case.alike and not engine.mixed else _FIRST
     if case.prefill is not None and case.concurrency is not None:
         found = disaggregated(
             pool.plan,

@@ -27,8 +27,13 @@ class Engine(NamedTuple):
     prefill_slow: float
     request: float  # before a request's first pass
     queue: float  # prompts that a prompt waits for, in prompts
+    together: (
+        float  # where prompts go first and lengths are alike: the share of requests that come all at once
+    )
+    imbalance: float  # rows of the fullest rank of an expert-parallel group against the mean
     budget: float  # tokens of a pass
     mixed: bool  # prompts share a pass with decoding sequences
+    poll: float = 1.0  # passes between two looks for new requests
 
 
 @cache

@@ -247,8 +247,11 @@ def _mixtures(
         )
 
 
-def operations(plan: Layout, step: Step) -> list[Operation]:
-    """What one rank does in a pass: of a pipeline, all its stages one after another."""
+def operations(plan: Layout, step: Step, *, imbalance: float = 1.0) -> list[Operation]:
+    """What one rank does in a pass: of a pipeline, all its stages one after another.
+
+    imbalance: tokens of the fullest rank of an expert-parallel group against the mean; the others wait for it.
+    """
     decoding = step.decode * step.queries
     prefilled = step.prompts * step.chunk
     tokens = decoding + prefilled
@@ -256,10 +259,11 @@ def operations(plan: Layout, step: Step) -> list[Operation]:
         gemm(line.name, tokens, line.columns, line.inner, line.dtype, line.count) for line in plan.linear
     ]
     for mixture in plan.experts:
+        apart = mixture.local < mixture.experts
         found.append(
             grouped_gemm(
                 "experts",
-                tokens * plan.dp,
+                tokens * plan.dp * (imbalance if apart else 1.0),
                 hidden=mixture.hidden,
                 inner=mixture.inner,
                 experts=mixture.experts,
@@ -272,14 +276,29 @@ def operations(plan: Layout, step: Step) -> list[Operation]:
         )
     for part, count in plan.attention:
         found += _attend(plan, part, count, step)
-    hidden = plan.model.hidden_size
-    found.append(elementwise("norms", tokens * hidden * ACTIVATION * 4, 2 * plan.layers))
+    found += _passes(plan, tokens)
     sampled = decoding + step.prompts
     if plan.head is not None:
         found.append(gemm("lm_head", sampled, plan.head.columns, plan.head.inner, plan.head.dtype))
         found.append(elementwise("sampling", sampled * plan.head.columns * plan.tp * 4, 1))
     found += _communication(plan, tokens, sampled)
     return found
+
+
+def _passes(plan: Layout, tokens: Number) -> Iterator[Operation]:
+    """What stands between products: every norm reads and writes the layer's input and the sum so far."""
+    hidden = plan.model.hidden_size
+    yield elementwise("norms", tokens * hidden * ACTIVATION * 4, 2 * plan.layers)
+    for part, count in plan.attention:
+        if isinstance(part, Attention):
+            width = (part.heads + 2 * max(part.kv_heads, plan.tp)) * part.head_dim / plan.tp
+            yield elementwise("rotary_and_cache", tokens * width * ACTIVATION * 2, 2 * count)
+        elif isinstance(part, LatentAttention):
+            width = part.heads * part.rope / plan.tp + part.latent + part.rope
+            yield elementwise("rotary_and_cache", tokens * width * ACTIVATION * 2, 2 * count)
+    for line in plan.linear:
+        if line.name.endswith("gate_up_proj"):
+            yield elementwise("activation", tokens * line.columns * ACTIVATION * 1.5, line.count)
 
 
 def _communication(plan: Layout, tokens: Number, sampled: Number) -> Iterator[Operation]:

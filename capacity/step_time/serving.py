@@ -38,6 +38,8 @@ class _Costs(NamedTuple):
 
 
 def _costs(plan: Layout, chip: Chip, engine: Engine, isl: Number, osl: Number, batch: Number) -> _Costs:
+    # a pipeline has as many batches under way as it has stages
+    batch, stages = batch / plan.pp, plan.pp
     context, chunk = isl + osl / 2, least(isl, engine.budget)
     step = pass_time(plan, chip, engine, Step(decode=batch, context=context))
     # prompts that arrive within a pass share the next one
@@ -46,9 +48,9 @@ def _costs(plan: Layout, chip: Chip, engine: Engine, isl: Number, osl: Number, b
     if engine.mixed:
         both = Step(decode=batch, context=context, prompts=prompts, chunk=chunk, before=before)
         own = passes * pass_time(plan, chip, engine, both)
-        return _Costs(step, own, (own - passes * step) / prompts)
+        return _Costs(step, own, (own - passes * step) / prompts / stages)
     own = passes * pass_time(plan, chip, engine, Step(prompts=prompts, chunk=chunk, before=before))
-    return _Costs(step, own, own / prompts)
+    return _Costs(step, own, own / prompts / stages)
 
 
 def closed_loop(
@@ -73,7 +75,7 @@ def closed_loop(
     for _ in range(ROUNDS):
         step, own, extra = _costs(plan, chip, engine, isl, osl, batch)
         rate = 1 / (extra + steps * step / batch)
-        ttft = engine.request + 0.5 * step + own * (1 + engine.queue)
+        ttft = engine.request + 0.5 * engine.poll * step + own * (1 + engine.queue)
         batch = least(greatest(concurrency - rate * ttft, least(concurrency, 1.0)), most)
     ttft = ttft + together * (concurrency - 1.0) / 2 * extra
     # where they can't all decode at once, they wait before they start
@@ -102,7 +104,7 @@ def open_loop(
         left = greatest(1 - rate * extra, 1e-3)
         batch = least(rate * steps * step / left, most)
     tpot = step / left
-    ttft = engine.request + 0.5 * step + own * (1 + engine.queue * (1 - left))
+    ttft = engine.request + 0.5 * engine.poll * step + own * (1 + engine.queue * (1 - left))
     return Serving(rate, ttft, tpot, batch, step, own, rate * extra)
 
 
