@@ -14,6 +14,7 @@ from capplan.capacity.engines.device import GIB
 from capplan.capacity.questions import memory_rows as read
 from capplan.capacity.questions.measured import Row, read_table, value
 from capplan.errors import CapplanError, UnknownNameError
+from capplan.models.spec import Part
 
 if TYPE_CHECKING:
     from capplan.report import Report, Table
@@ -41,6 +42,9 @@ class ValidateMemory(Answer):
     covered_count: int
     by_column: dict[str, dict[str, Any]]  # column -> rows, median, p90, bias: of rows that are fully stated
     low_confidence: dict[str, dict[str, Any]]  # the same for rows marked LOWCONF
+    derived: dict[
+        str, dict[str, Any]
+    ]  # bytes_per_token where layers are alike, concurrency where they are not
     starts: dict[str, Any]  # failures, those called, false alarms: of stated rows
     low_confidence_starts: dict[str, Any]
     by_group: dict[
@@ -71,7 +75,7 @@ class ValidateMemory(Answer):
             else ""
         )
         tables = [
-            _errors("stated rows", self.by_column),
+            _errors("stated rows", self.by_column | self.derived),
             *([_errors("low-confidence rows", self.low_confidence)] if self.low_confidence else []),
             Table(
                 (
@@ -132,7 +136,8 @@ def validate_memory(path: str | PathLike[str], *, given: Sequence[str] = ()) -> 
 
     path: a file with the columns of engine_memory_logs.csv: engine, model_id, gpu, tp and the measured ones, m_*;
     further flags are read where they are there, blank ones are the engine's default of that version.
-    given: measured columns that may be read for the prediction, such as m_weights_gib_per_gpu.
+    given: measured columns that are read for the prediction, such as m_weights_gib_per_gpu; rows that have them are
+    scored.
 
     Raises DataFileError for a file that can't be read, InputError for one without those columns.
     """
@@ -142,8 +147,9 @@ def validate_memory(path: str | PathLike[str], *, given: Sequence[str] = ()) -> 
     table = read_table(path, read.NEEDED)
     rows = [_scored(row, number, given) for number, row in enumerate(table, start=1)]
     covered = [row for row in rows if row["covered"]]
-    stated = [row for row in covered if row["confidence"] == "stated"]
-    low = [row for row in covered if row["confidence"] == "low"]
+    scored = [row for row in covered if all(row["measured"][name] is not None for name in given)]
+    stated = [row for row in scored if row["confidence"] == "stated"]
+    low = [row for row in scored if row["confidence"] == "low"]
     reasons: dict[str, int] = {}
     for row in rows:
         if not row["covered"]:
@@ -153,10 +159,11 @@ def validate_memory(path: str | PathLike[str], *, given: Sequence[str] = ()) -> 
         inputs={"path": str(path), "kind": "memory", "given": list(given)},
         row_count=len(rows),
         covered_count=len(covered),
-        by_column=_by_column(stated),
-        low_confidence=_by_column(low),
-        starts=_starts(stated),
-        low_confidence_starts=_starts(low),
+        by_column=column_scores(stated),
+        low_confidence=column_scores(low),
+        derived=derived_scores(stated),
+        starts=start_scores(stated),
+        low_confidence_starts=start_scores(low),
         by_group=groups,
         suspect=_suspect(groups),
         not_covered=reasons,
@@ -217,8 +224,14 @@ def _predicted(
         "gpu": device.name,
         "model": resolved.model.id,
         "tp": flags.tensor_parallel_size,
+        "mixed_layers": len({_kind(part) for layer in resolved.model.layers for part in layer}) > 1,
     }
     return _columns(rank), inputs
+
+
+def _kind(part: Part) -> tuple[Any, ...]:
+    """Attention over the whole context, over a window or pooled, or a state."""
+    return type(part), getattr(part, "window", None), getattr(part, "ratio", None)
 
 
 def _columns(rank: Budget) -> dict[str, Any]:
@@ -262,7 +275,7 @@ def _scores(errors: Sequence[float]) -> dict[str, Any]:
     }
 
 
-def _by_column(rows: Sequence[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+def column_scores(rows: Sequence[dict[str, Any]]) -> dict[str, dict[str, Any]]:
     found = {}
     for name in read.MEASURED:
         errors = [error for row in rows if (error := _error(row, name)) is not None]
@@ -295,7 +308,24 @@ def _suspect(groups: dict[str, dict[str, dict[str, Any]]]) -> tuple[dict[str, An
     return tuple(sorted(found, key=lambda each: -abs(each["bias"])))
 
 
-def _starts(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def derived_scores(rows: Sequence[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Bytes a token of models whose layers are alike, and the concurrency of the others, whose blocks are shared."""
+    errors: dict[str, list[float]] = {}
+    for row in rows:
+        concurrency = _error(row, "m_max_concurrency")
+        if row["inputs"]["mixed_layers"]:
+            if concurrency is not None:
+                errors.setdefault("max_concurrency_of_mixed_layers", []).append(concurrency)
+        elif None not in (_error(row, "m_kv_gib_per_gpu"), _error(row, "m_kv_tokens")):
+            predicted, measured = (
+                row[of]["m_kv_gib_per_gpu"] / row[of]["m_kv_tokens"] for of in ("predicted", "measured")
+            )
+            errors.setdefault("bytes_per_token_of_layers_alike", []).append(predicted / measured - 1)
+    return {name: _scores(each) for name, each in sorted(errors.items())}
+
+
+def start_scores(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Failures called, and starts called failures."""
     said = [(row["measured"]["starts"], row["predicted"]["starts"]) for row in rows]
     failures = [predicted for measured, predicted in said if measured is False]
     started = [predicted for measured, predicted in said if measured is True]
