@@ -31,6 +31,8 @@ PICTURES = {
     "fit-none": ("fit", "llama-3.3-70b", "--gpu", "l4"),
     "roofline": ("roofline", "llama-3.1-8b", "--gpu", "l4", "--context", "4k,8k,16k"),
     "whiteboard": ("whiteboard", "70b-class", "--gpu", "h200", "--weights", "fp8", "--context", "4k,8k,16k"),
+    "perf": ("perf", "llama-3.1-8b", "--gpu", "h100", "--concurrency", "1..64"),
+    "compare": ("compare", "llama-3.1-8b", "--gpus", "h100,l40s"),
 }
 each_picture = pytest.mark.parametrize("args", PICTURES.values(), ids=PICTURES)
 

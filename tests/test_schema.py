@@ -44,6 +44,15 @@ LINES: dict[str, list[str]] = {
         "whiteboard llama-3.3-70b --gpu l4",
         "whiteboard qwen3-8b --gpu h200 --tier engine --context 1k",
     ],
+    "perf": [
+        "perf llama-3.1-8b --gpu h100",
+        "perf llama-3.3-70b --gpu l4 --tp 1",
+        "perf qwen3-30b-a3b --gpu mi300x --engine sglang --concurrency 3",
+    ],
+    "compare": [
+        "compare llama-3.3-70b --gpus h100,l4,t4 --weights fp8",
+        "compare llama-3.3-70b --gpus l4 --tp 1",
+    ],
     "gpus": ["gpus", "gpus --filter nothing-like-it", "gpus --dtype fp8 --sort price --min-memory 80GB"],
     "gpu": ["gpus h200", "gpus t4", "gpus apple-m4-max", "gpus tpu-v7"],
     "models": ["models", "models --filter nothing-like-it"],

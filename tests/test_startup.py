@@ -33,6 +33,8 @@ def loaded_by(*args: str) -> set[str]:
         ("roofline", "llama-3.1-8b", "--gpu", "l40s", "--json"),
         ("prefill", "llama-3.1-8b", "--gpu", "l40s", "--json"),
         ("whiteboard", "70b-class", "--gpu", "h200-sxm", "--weights", "fp8", "--json"),
+        ("perf", "llama-3.1-8b", "--gpu", "h100", "--json"),
+        ("compare", "llama-3.1-8b", "--gpus", "h100,l40s", "--json"),
         ("gpus", "--json"),
         ("models", "--json"),
         ("--version",),

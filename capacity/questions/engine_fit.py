@@ -143,8 +143,8 @@ def engine_fit(
     spec, towers = with_tower(spec)
     work = Working()
     work.assume(*asked.assumed_of(spec), *towers)
-    device, plan = device_of(card), _checked(deployment or Deployment())
-    _servable(spec, plan)
+    device, plan = device_of(card), checked(deployment or Deployment())
+    servable(spec, plan)
     gpu_terms.memory(card, "engine", work)
     rank = budget(spec, device, plan)
     flags = rank.deployment
@@ -216,7 +216,8 @@ def engine_fit(
     )
 
 
-def _checked(plan: Deployment) -> Deployment:
+def checked(plan: Deployment) -> Deployment:
+    """The flags as they are. Raises InputError for one that no engine takes."""
     for name in ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"):
         if not 1 <= getattr(plan, name) <= 1024:
             raise InputError(f"{name} {getattr(plan, name)} is not a whole number from 1 to 1,024")
@@ -232,7 +233,7 @@ def _checked(plan: Deployment) -> Deployment:
     return plan
 
 
-def _servable(model: Model, plan: Deployment) -> None:
+def servable(model: Model, plan: Deployment) -> None:
     """Refuse what the engine itself refuses before it looks at the memory, and what is not planned yet."""
     if plan.num_speculative_tokens and plan.speculative_method == "mtp" and not model.draft_layers:
         raise InputError(f"{model.id} has no draft (MTP) layers on record to speculate with")

@@ -12,7 +12,8 @@ from typer.main import get_command
 from capplan.errors import InputError, UnknownNameError
 
 COMMANDS = (
-    *("kv", "fit", "roofline", "prefill", "whiteboard"),
+    *("kv", "fit", "roofline", "prefill", "decode", "ops", "whiteboard"),
+    *("perf", "compare"),
     *("gpus", "models", "explain", "check", "validate", "schema"),
 )
 

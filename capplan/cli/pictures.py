@@ -10,17 +10,30 @@ from capplan.units import gib, tokens
 
 if TYPE_CHECKING:
     from capplan.capacity.answer import Answer
+    from capplan.capacity.questions.compare import Compare
     from capplan.capacity.questions.fit import Fit
+    from capplan.capacity.questions.perf import Perf
     from capplan.capacity.questions.roofline import Roofline
 
 
 def picture(answer: Answer, columns: int) -> str:
     """The picture that goes with an answer, with its line ends; empty where there is none."""
+    from capplan.capacity.questions.compare import Compare
+    from capplan.capacity.questions.decode import Decode
     from capplan.capacity.questions.fit import Fit
+    from capplan.capacity.questions.perf import Perf
+    from capplan.capacity.questions.prefill import Prefill
     from capplan.capacity.questions.roofline import Roofline
 
+    if isinstance(answer, Decode) or (isinstance(answer, Prefill) and answer.method == "operations"):
+        from capplan.cli.pass_pictures import bars
+
+        return "\n" + bars(answer, columns)
     if isinstance(answer, Fit):
         return "\n" + memory_bar(answer, columns)
+    if isinstance(answer, Perf | Compare):
+        drawn = tradeoff(answer)
+        return "\n" + tradeoff_plot(drawn, columns) if drawn else ""
     if isinstance(answer, Roofline):
         return "\n" + roofline_plot(answer, columns)
     return ""
@@ -83,6 +96,66 @@ def roofline_plot(answer: Roofline, columns: int = 80, lines: int = 16) -> str:
         f"  TFLOP/s, dense {answer.compute_precision}, over FLOP/byte; the ridge is at {ridge:,.0f}\n"
         f"{body}{axis}{' ' * 11}{ticks}\n{key}"
     )
+
+
+Curve = list[tuple[float, float, int]]  # tok/s a user, tok/s a GPU, requests under way
+
+
+def tradeoff(answer: Perf | Compare) -> dict[str, Curve]:
+    """Throughput against latency, one curve a GPU; nothing where none fits."""
+    from capplan.capacity.questions.perf import Perf
+
+    found: dict[str, Curve] = {}
+    rows = (
+        [{"gpu": answer.inputs["gpu"], "gpus": answer.gpus} | row for row in answer.at]
+        if isinstance(answer, Perf)
+        else list(answer.curves)
+    )
+    for row in rows:
+        point = (row["tokens_per_s_per_user"], row["output_tokens_per_s_per_gpu"], row["concurrency"])
+        found.setdefault(f"{row['gpus']} x {row['gpu']}", []).append(point)
+    return found
+
+
+def tradeoff_plot(curves: dict[str, Curve], columns: int = 80, lines: int = 16) -> str:
+    """Output tok/s a GPU over tok/s a user: requests under way beside the points of one GPU, a letter for each of more."""
+    across = max(30, min(columns, 100) - 12)
+    points = [point for curve in curves.values() for point in curve]
+    right, top = max(x for x, _, _ in points) * 1.08, max(y for _, y, _ in points) * 1.05
+    grid = [[" "] * across for _ in range(lines + 1)]
+
+    def place(x: float, y: float) -> tuple[int, int]:
+        return round((1 - y / top) * lines), round(x / right * (across - 1))
+
+    names = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+    shown = list(zip(names, curves.items(), strict=False))
+    for letter, (_, curve) in reversed(shown):
+        for x, y, _ in curve:
+            line, column = place(x, y)
+            grid[line][column] = letter if len(curves) > 1 else "●"
+    if len(curves) == 1:
+        for x, y, count in points:
+            line, column = place(x, y)
+            label = f"{count:,}"
+            room = grid[line][column + 1 : column + 2 + len(label)]
+            if len(room) > len(label) and set(room) == {" "}:
+                grid[line][column + 1 : column + 1 + len(label)] = label
+    steps = [lines * i // 4 for i in range(5)]
+    labels = {line: f"{top * (1 - line / lines):,.0f}" for line in steps}
+    body = "".join(f"{labels.get(i, ''):>9} ┤{''.join(row).rstrip()}\n" for i, row in enumerate(grid))
+    axis = " " * 10 + "└" + "─" * across + "\n"
+    ticks = [" "] * across
+    for i in range(5):
+        label = f"{right * i / 4:,.0f}"
+        at = min(round((across - 1) * i / 4), across - len(label))
+        ticks[at : at + len(label)] = label
+    head = "  output tok/s a GPU, over tok/s a user"
+    key = (
+        "".join(f"  {letter}: {name}\n" for letter, (name, _) in shown)
+        if len(curves) > 1
+        else "  beside a point: requests under way\n"
+    )
+    return f"{head}\n{body}{axis}{' ' * 11}{''.join(ticks).rstrip()}\n{key}"
 
 
 def _ticks(x0: float, x1: float, across: int) -> str:

@@ -9,11 +9,17 @@ from typing import TYPE_CHECKING, Any
 
 from capplan.capacity.answer import Answer
 from capplan.capacity.decode import decode_intensity
+from capplan.capacity.questions.compare import Compare
+from capplan.capacity.questions.decode import Decode
 from capplan.capacity.questions.fit import Fit
 from capplan.capacity.questions.kv import Kv
 from capplan.capacity.questions.kv_side_by_side import KvSideBySide
+from capplan.capacity.questions.perf import Perf
+from capplan.capacity.questions.prefill import Prefill
 from capplan.capacity.questions.roofline import Roofline
 from capplan.capacity.questions.whiteboard import Whiteboard
+from capplan.cli.pictures import tradeoff
+from capplan.cli.pass_pictures import draw
 from capplan.errors import InputError, MissingPackageError
 from capplan.units import gib, short, tokens
 
@@ -51,6 +57,13 @@ def save(answer: Answer, path: str) -> None:
     elif isinstance(answer, Roofline):
         figure = Figure(figsize=(7.5, 4.6), layout="constrained")
         _intensity(figure.subplots(), answer)
+    elif isinstance(answer, Perf | Compare):
+        if not answer.fits:
+            raise InputError("there is no picture of what does not fit")
+        figure = Figure(figsize=(7.5, 5.0), layout="constrained")
+        _tradeoff(figure.subplots(), answer)
+    elif isinstance(answer, Decode) or (isinstance(answer, Prefill) and answer.method == "operations"):
+        figure = draw(answer)
     elif isinstance(answer, Fit):
         if answer.kv_budget_bytes > 0:
             figure = Figure(figsize=(7.5, 5.4), layout="constrained")
@@ -68,7 +81,10 @@ def save(answer: Answer, path: str) -> None:
         _intensity(intensity, answer.roofline)
     else:
         raise InputError(
-            f"there is no picture of {answer.question!r}; kv, fit, roofline and whiteboard have one"
+            f"there is no picture of {answer.question!r} by a utilisation"
+            if isinstance(answer, Prefill)
+            else f"there is no picture of {answer.question!r}; kv, fit, roofline, prefill, decode, whiteboard, "
+            "perf and compare have one"
         )
     unfinished = target.with_name(f".capplan-{os.getpid()}{target.suffix}")
     try:
@@ -156,6 +172,43 @@ def _concurrency(axes: Axes, fit: Fit) -> None:
     axes.set(xscale="log", yscale="log", xlabel="tokens of a request", ylabel="requests at once")
     axes.set_ylim(0.3, 2 * max(1, *(room / each for each in held)))
     _plain_ticks(axes)
+
+
+def _tradeoff(axes: Axes, answer: Perf | Compare) -> None:
+    """Throughput of a GPU against what one user sees; of one GPU also the range."""
+    inputs = answer.inputs
+    for (name, curve), colour in zip(tradeoff(answer).items(), cycle(LINES), strict=False):
+        users, rates = [x for x, _, _ in curve], [y for _, y, _ in curve]
+        axes.plot(users, rates, "o-", color=colour, markersize=4, linewidth=1.5, label=name)
+        marked = curve if isinstance(answer, Perf) else [curve[0], curve[-1]]
+        previous: tuple[float, float] | None = None
+        for x, y, count in marked:
+            # points that a bound of memory draws together are named once
+            if (
+                previous
+                and abs(x - previous[0]) < 0.02 * users[0]
+                and abs(y - previous[1]) < 0.02 * rates[-1]
+            ):
+                continue
+            previous = x, y
+            axes.annotate(f"{count:,}", (x, y), xytext=(5, 4), textcoords="offset points", fontsize=8)
+    if isinstance(answer, Perf):
+        low, high = ([row["tpot_s"] / row[f"tpot_{side}_s"] for row in answer.at] for side in ("high", "low"))
+        edge = [(x * f, y * f) for f, x, y in zip(low, users, rates, strict=True)]
+        edge += [(x * f, y * f) for f, x, y in reversed(list(zip(high, users, rates, strict=True)))]
+        axes.fill(*zip(*edge, strict=True), color=BLUE, alpha=0.12, linewidth=0, label="range")
+    axes.legend(frameon=False, fontsize=9)
+    axes.set(
+        xlabel="tok/s a user (1 / TPOT); beside a point: requests under way",
+        ylabel="output tok/s a GPU",
+        title=f"{inputs['model']} under {inputs['engine']}, {inputs['isl']:,} tokens in, {inputs['osl']:,} out",
+    )
+    axes.title.set_fontsize(10)
+    axes.set_xlim(left=0)
+    axes.set_ylim(bottom=0)
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_formatter(lambda value, _: f"{value:,.6g}")
+    axes.grid(True, linewidth=0.4, alpha=0.6)
 
 
 def _cache(axes: Axes, answers: list[Kv]) -> None:

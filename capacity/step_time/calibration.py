@@ -1,0 +1,170 @@
+"""A calibration file: what was measured on one machine, and the constants of its engine that follow from it.
+
+Schema capplan.calibration/1, which the probes write too. Only `derived` is read to predict; every leaf of it is a value
+with the range that it lies in and how far it is trusted.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import date, datetime
+from hashlib import sha256
+from math import isfinite
+from os import PathLike
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from capplan.capacity.step_time.engine_steps import Engine
+from capplan.errors import DataFileError, InputError
+
+SCHEMA = "capplan.calibration/1"
+METHOD = 1  # grows when what is measured changes: unlike ones can't be compared
+LARGEST = 2**24  # bytes of a file
+OLD = 180  # days
+
+# The constants that a benchmark from outside can tell apart, and their units. What a layer costs is in `step`: one
+# model has one number of layers.
+CONSTANTS = {"step": "s", "sequence": "s", "slow": "1", "prefill_slow": "1", "request": "s"}
+
+
+class Constant(NamedTuple):
+    """One value of `derived`."""
+
+    value: float
+    low: float  # eight of ten times it lies between
+    high: float
+    count: int  # type: ignore[assignment]  # over tuple.count; points that it was fitted to
+    trust: str  # measured; default: the points say little, it is nearly what was shipped
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """What a calibration file says of an engine."""
+
+    name: str  # of the file
+    gpu: str
+    engine: str
+    engine_version: str | None
+    model: str
+    created: date
+    constants: Mapping[str, Constant]
+    ttft_off: float  # p90 of points left out of the fit, as a share
+    tpot_off: float
+    degraded: bool  # it predicted points left out no better than what was shipped
+
+
+def read_text(path: str | PathLike[str], what: str) -> str:
+    """A text file of bounded size. Raises DataFileError with one clause; `what` says which kind is accepted."""
+    name = repr(str(path))
+    try:
+        if Path(path).is_dir():
+            raise DataFileError(f"{name} is a folder; {what} is accepted")
+        with open(path, "rb") as file:
+            content = file.read(LARGEST + 1)
+    except (OSError, ValueError) as error:
+        if isinstance(error, DataFileError):
+            raise
+        told = (getattr(error, "strerror", None) or str(error)).lower()
+        raise DataFileError(f"can't read {name}: {told}") from error
+    if len(content) > LARGEST:
+        raise DataFileError(f"{name} is larger than {LARGEST:,} bytes; {what} is accepted")
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise DataFileError(f"{name} is not a text in UTF-8; {what} is accepted") from error
+
+
+def read_calibration(path: str | PathLike[str]) -> Calibration:
+    """A calibration file, checked.
+
+    Raises DataFileError for a file that can't be read, is of another kind, was changed since it was written, or has no
+    constants of an engine; InputError for one of a CPU.
+    """
+    name = repr(str(path))
+    text = read_text(path, "a calibration file (capplan calibrate)")
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise DataFileError(f"{name} is not valid JSON: {_told(error)}") from error
+    if not isinstance(found, dict) or not str(found.get("schema", "")).startswith("capplan.calibration/"):
+        raise DataFileError(f"{name} is no calibration file; one that capplan calibrate wrote is accepted")
+    if found["schema"] != SCHEMA:
+        raise DataFileError(f"{name} has schema {str(found['schema'])[:40]!r}; {SCHEMA} is accepted")
+    stated = found.get("integrity")
+    if not isinstance(stated, dict) or stated.get("sha256_of_body") != digest(found):
+        raise DataFileError(f"{name} was changed after it was written; calibrate again")
+    try:
+        return _calibration(found, Path(path).name)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        if isinstance(error, InputError):
+            raise
+        raise DataFileError(f"{name} has no constants of an engine that can be read: {error}") from error
+
+
+def _calibration(found: dict[str, Any], name: str) -> Calibration:
+    device, quality = found["device"], found["quality"]
+    if device["kind"] == "cpu" or quality["verdict"] in ("cpu_only", "unusable"):
+        verdict = "measured on a CPU" if device["kind"] == "cpu" else quality["verdict"]
+        raise InputError(f"{name!r} is {verdict}: it never stands in for a GPU's figures")
+    derived = found["derived"]["step_model"]
+    return Calibration(
+        name=name,
+        gpu=str(device["sku_guess"]),
+        engine=str(found["engine"]["name"]),
+        engine_version=found["engine"]["version"],
+        model=str(found["model"]),
+        created=datetime.fromisoformat(found["created_utc"]).date(),
+        constants={key: _constant(derived[key]) for key in CONSTANTS if key in derived},
+        ttft_off=_positive(derived["ttft_error_p90"]["value"]),
+        tpot_off=_positive(derived["tpot_error_p90"]["value"]),
+        degraded=quality["verdict"] != "ok",
+    )
+
+
+def _constant(leaf: Mapping[str, Any]) -> Constant:
+    low, value, high = (_positive(leaf[key]) for key in ("lo", "value", "hi"))
+    return Constant(value, low, high, int(leaf["n"]), str(leaf["trust"]))
+
+
+def _positive(number: object) -> float:
+    if isinstance(number, bool) or not isinstance(number, int | float) or not isfinite(number) or number < 0:
+        raise ValueError(f"{str(number)[:40]!r} is no number of zero or more")
+    return float(number)
+
+
+def digest(document: Mapping[str, Any]) -> str:
+    """SHA-256 of a calibration without its `integrity`, in one spelling."""
+    body = {key: each for key, each in document.items() if key != "integrity"}
+    return sha256(json.dumps(body, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+def calibrated(engine: Engine, gpu: str, found: Calibration) -> Engine:
+    """An engine with the constants of a calibration. gpu: the registry's id of the one that is planned.
+
+    Raises InputError for a calibration of another GPU or another engine.
+    """
+    if found.gpu != gpu:
+        raise InputError(f"calibration {found.name!r} is of {found.gpu!r}, not of {gpu!r}")
+    if found.engine != engine.name:
+        raise InputError(f"calibration {found.name!r} is of {found.engine!r}, not of {engine.name!r}")
+    return engine._replace(**{name: each.value for name, each in found.constants.items()})  # type: ignore[arg-type]
+
+
+def warnings_of(found: Calibration, model: str, version: str | None, today: date) -> list[str]:
+    """What a user of a calibration should know of it."""
+    told = []
+    if found.degraded:
+        told.append(f"{found.name}: on points left out it was no better than the shipped constants")
+    if found.model != model:
+        told.append(f"{found.name}: measured with {found.model}, not with {model}")
+    if found.engine_version and version and found.engine_version != version:
+        told.append(f"{found.name}: measured with {found.engine} {found.engine_version}, not with {version}")
+    if (days := (today - found.created).days) > OLD:
+        told.append(f"{found.name}: {days:,} days old")
+    return told
+
+
+def _told(error: Exception) -> str:
+    return "nested too deep" if isinstance(error, RecursionError) else str(error).lower()
