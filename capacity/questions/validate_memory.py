@@ -19,7 +19,7 @@ from capplan.models.spec import Part
 if TYPE_CHECKING:
     from capplan.report import Report, Table
 
-GROUPS = ("engine", "version", "gpu", "model")
+GROUPS = ("engine", "version", "gpu", "model", "inputs")
 GIVEN = ("m_weights_gib_per_gpu", "m_activation_peak_gib", "m_kv_gib_per_gpu")
 _SMALL_GROUP = 3  # rows that a group needs to be suspected
 _ASSUMED = (
@@ -49,7 +49,7 @@ class ValidateMemory(Answer):
     low_confidence_starts: dict[str, Any]
     by_group: dict[
         str, dict[str, dict[str, Any]]
-    ]  # engine, version, gpu, model -> name -> error of the cache
+    ]  # engine, version, gpu, model, whether all inputs are said -> name -> error of the cache
     suspect: tuple[dict[str, Any], ...]  # groups that are off to one side
     not_covered: dict[str, int]  # reason -> rows
     worst: tuple[dict[str, Any], ...]
@@ -85,6 +85,12 @@ class ValidateMemory(Answer):
                 ("starts or not", "failures called", "false alarms"),
             ),
         ]
+        if inputs := self.by_group["inputs"]:
+            rows = tuple(
+                (name, f"{found['rows']:,}", _percent(found["median"]), _percent(found["p90"]))
+                for name, found in inputs.items()
+            )
+            tables.append(Table(rows, ("inputs of stated rows", "rows", "cache median", "p90")))
         if self.suspect:
             told = tuple(
                 (each["group"], each["name"], f"{each['rows']:,}", f"{100 * each['bias']:+.1f}%")
@@ -92,11 +98,11 @@ class ValidateMemory(Answer):
             )
             tables.append(Table(told, ("off to one side", "", "rows", "cache")))
         if self.worst:
-            rows = tuple(
+            worst = tuple(
                 (each["case_id"], each["column"], f"{each['predicted']:.4g}", f"{each['measured']:.4g}")
                 for each in self.worst[:5]
             )
-            tables.append(Table(rows, ("furthest off", "column", "predicted", "measured")))
+            tables.append(Table(worst, ("furthest off", "column", "predicted", "measured")))
         if self.not_covered:
             reasons = sorted(self.not_covered.items(), key=lambda item: -item[1])
             told_why = tuple((f"{count:,}", reason) for reason, count in reasons[:8])
@@ -193,7 +199,8 @@ def _scored(row: Row, number: int, given: Sequence[str]) -> dict[str, Any]:
         predicted, inputs = _predicted(row, {name: measured[name] for name in given}, assumed)
     except CapplanError as error:
         return {**found, "reason": str(error)}
-    return {**found, "covered": True, "inputs": {**inputs, "assumptions": assumed}, "predicted": predicted}
+    inputs |= {"inputs": "not all said" if assumed else "all said", "assumptions": assumed}
+    return {**found, "covered": True, "inputs": inputs, "predicted": predicted}
 
 
 def _predicted(

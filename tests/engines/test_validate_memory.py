@@ -29,6 +29,40 @@ def test_rows_are_scored() -> None:
     assert "no row of the registry" in next(iter(found.not_covered))
 
 
+def test_rows_that_say_all_are_told_apart() -> None:
+    found = validate_memory(ROWS)
+    said = {row["case_id"]: row["inputs"]["inputs"] for row in found.rows if row["covered"]}
+    assert set(said.values()) == {"all said", "not all said"}
+    assert all(
+        (said[row["case_id"]] == "all said") == (row["inputs"]["assumptions"] == [])
+        for row in found.rows
+        if row["covered"]
+    )
+    assert set(found.by_group["inputs"]) <= set(said.values())
+
+
+def test_a_given_column_is_scored_where_it_is_logged(tmp_path: Path) -> None:
+    with ROWS.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    rows[0]["m_weights_gib_per_gpu"] = ""
+    other = tmp_path / "rows.csv"
+    with other.open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+    every, given = validate_memory(other), validate_memory(other, given=["m_weights_gib_per_gpu"])
+    assert every.by_column["m_kv_gib_per_gpu"]["rows"] == 3
+    assert given.by_column["m_kv_gib_per_gpu"]["rows"] == 2
+    assert given.by_column["m_weights_gib_per_gpu"]["median"] == 0
+
+
+def test_mixed_layers_are_told_from_layers_alike() -> None:
+    found = validate_memory(ROWS)
+    mixed = {row["inputs"]["model"]: row["inputs"]["mixed_layers"] for row in found.rows if row["covered"]}
+    assert mixed["llama-3.1-8b"] is False
+    assert found.derived["bytes_per_token_of_layers_alike"]["median"] < 0.001
+
+
 def test_a_row_has_every_column() -> None:
     row = validate_memory(ROWS).rows[0]
     assert set(row["predicted"]) == set(row["measured"]) == {*MEASURED, "starts"}
