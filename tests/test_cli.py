@@ -286,7 +286,8 @@ def test_help_has_a_summary_and_two_examples(command: str, run: Run) -> None:
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_examples_of_the_help_run(command: str, run: Run) -> None:
-    for name in ("llama-3.1-70b/config.json", "vllm_allocator.csv", "engine_memory.csv", "vllm-startup.log"):
+    rows = ("vllm_allocator.csv", "engine_memory.csv", "serving_benchmark.csv")
+    for name in ("llama-3.1-70b/config.json", "vllm-startup.log", *rows):
         (Path.cwd() / Path(name).name).write_bytes((ROOT / "examples" / name).read_bytes())
     paragraphs = [" ".join(p.split()) for p in run(command, "--help")[1].split("\n\n")]
     for example in paragraphs[2:4]:

@@ -53,6 +53,7 @@ LINES: dict[str, list[str]] = {
         "compare llama-3.3-70b --gpus h100,l4,t4 --weights fp8",
         "compare llama-3.3-70b --gpus l4 --tp 1",
     ],
+    "calibrate": [f"calibrate {ROOT / 'examples/serving_benchmark.csv'} --model qwen3-32b --gpu h100"],
     "gpus": ["gpus", "gpus --filter nothing-like-it", "gpus --dtype fp8 --sort price --min-memory 80GB"],
     "gpu": ["gpus h200", "gpus t4", "gpus apple-m4-max", "gpus tpu-v7"],
     "models": ["models", "models --filter nothing-like-it"],

@@ -24,6 +24,7 @@ ANSWERS = {
     "whiteboard": ("whiteboard", "Whiteboard"),
     "perf": ("perf", "Perf"),
     "compare": ("compare", "Compare"),
+    "calibrate": ("calibrate", "Calibrate"),
     "gpus": ("gpus", "Gpus"),
     "gpu": ("gpus", "GpuFacts"),
     "models": ("models", "Models"),
