@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 from capplan.models.patterns import Patterns
@@ -94,7 +95,8 @@ def _by_format(weight: Weight, layers: Sequence[Layer], quantization: Quantizati
     rows, columns = weight.shape[-2] // len(parts), weight.shape[-1]
     numbers = _layer_numbers(weight, experts if not stacked else 1, layers)
     for templates in parts:
-        for format_, count in _formats(templates, numbers, experts, rules, quantization).items():
+        found = _formats(tuple(templates), tuple(numbers), experts, tuple(rules), quantization)
+        for format_, count in found.items():
             yield Stored(weight, rows, columns, count, format_)
 
 
@@ -166,11 +168,12 @@ def _layer_numbers(weight: Weight, experts: int, layers: Sequence[Layer]) -> Seq
 _ATTENDING = (Attention, LatentAttention, CompressedAttention)
 
 
+@lru_cache(maxsize=4096)  # every rank of every deployment of a model asks the same
 def _formats(
-    templates: list[str],
-    numbers: Sequence[int],
+    templates: tuple[str, ...],
+    numbers: tuple[int, ...],
     experts: int,
-    rules: list[Rule],
+    rules: tuple[Rule, ...],
     quantization: Quantization,
 ) -> Counter[Format | None]:
     """How many of the matrices have which format."""
@@ -196,7 +199,7 @@ def _formats(
 
 
 def _decided(
-    narrow: list[list[tuple[str, Patterns]]], rules: list[Rule], layer: int, expert: int
+    narrow: list[list[tuple[str, Patterns]]], rules: tuple[Rule, ...], layer: int, expert: int
 ) -> Format | None:
     ignored, *targets = (
         any(few.match(t.format(layer=layer, expert=expert)) for t, few in found) for found in narrow

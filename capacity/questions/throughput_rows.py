@@ -81,6 +81,7 @@ class Case:
     concurrency: float | None
     rate: float | None  # requests a second, of an open loop
     poll: float = 1.0  # passes between two looks of the engine for new requests
+    requests_per_place: float = 10.0  # of a run, which starts with all places at once
     assumptions: list[str] = field(default_factory=list)
 
 
@@ -145,17 +146,18 @@ def case(row: Row) -> Case:
         scenario=scenario,
         concurrency=concurrency,
         rate=float(rate[1]) if rate else None,
+        requests_per_place=float((_protocol(notes) or {}).get("requests_per_place", 10)),
         poll=_poll(notes, engine, gpu.id, concurrency or 0.0),
         assumptions=[*assumed, *resolved.assumptions],
     )
 
 
-_card, _resolved = cache(card), cache(resolve)
+_card, _gpu, _resolved = cache(card), cache(registry.gpu), cache(resolve)
 
 
 @cache
 def _chip(gpu: str) -> Chip:
-    return chip_of(registry.gpu(gpu))
+    return chip_of(_gpu(gpu))
 
 
 def _length(row: Row, name: str) -> float:
@@ -256,7 +258,7 @@ def _plan(
         max_model_len=4096,
     )
     try:
-        left = budget(resolved.model, device_of(registry.gpu(gpu)), flags).kv
+        left = budget(resolved.model, device_of(_gpu(gpu)), flags).kv
     except CapplanError:
         left = float("inf")
     return plan, left

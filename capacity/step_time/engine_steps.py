@@ -9,6 +9,8 @@ from typing import NamedTuple
 from capplan.errors import UnknownNameError
 from capplan.registry import read_toml
 
+TABLE = Path(__file__).with_name("engine_steps.toml")
+
 
 class Engine(NamedTuple):
     """Constants of an engine; see engine_steps.toml. Times in seconds."""
@@ -39,10 +41,17 @@ class Engine(NamedTuple):
 @cache
 def engine_steps(name: str) -> Engine:
     """The constants of an engine. Raises UnknownNameError."""
-    rows = read_toml(Path(__file__).with_name("engine_steps.toml"))
+    rows = {key: row for key, row in read_toml(TABLE).items() if key != "fit"}
     if name not in rows:
         raise UnknownNameError("engine", name, list(rows), f"one of {', '.join(rows)}")
     return engine_of(name, rows[name])
+
+
+@cache
+def fitted_families() -> frozenset[tuple[str, str, str]]:
+    """Engine, model and GPU of the rows that constants were fitted to."""
+    fit = read_toml(TABLE).get("fit", {})
+    return frozenset((e, m, g) for e, found in fit.get("families", {}).items() for m, g in found)
 
 
 def engine_of(name: str, row: dict[str, float]) -> Engine:
