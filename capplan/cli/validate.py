@@ -15,7 +15,9 @@ def command(
     kind: Annotated[
         str,
         typer.Argument(
-            metavar="KIND", help="What the rows measure: allocator or memory.", show_default=False
+            metavar="KIND",
+            help="What the rows measure: allocator, memory or performance.",
+            show_default=False,
         ),
     ],
     file: Annotated[
@@ -37,8 +39,10 @@ def command(
     capplan validate allocator vllm_allocator.csv
 
     capplan validate memory engine_memory.csv --given m_weights_gib_per_gpu --json
+
+    capplan validate performance throughput.csv --csv
     """
-    kinds = ("allocator", "memory")
+    kinds = ("allocator", "memory", "performance")
     if kind not in kinds:
         raise UnknownNameError("kind of rows", kind, kinds, f"one of {', '.join(kinds)}")
     if kind == "memory":
@@ -46,9 +50,11 @@ def command(
 
         raise typer.Exit(emit(validate_memory(file, given=_columns(given)), as_json=json, as_csv=csv))
     if given:
-        raise InputError(
-            "--given is for rows of memory: nothing of an allocator's rows is both measured and read"
-        )
+        raise InputError("--given is for rows of memory: nothing of other rows is both measured and read")
+    if kind == "performance":
+        from capplan.capacity.questions.validate_performance import validate_performance
+
+        raise typer.Exit(emit(validate_performance(file), as_json=json, as_csv=csv))
     from capplan.capacity.questions.validate import validate_allocator
 
     raise typer.Exit(emit(validate_allocator(file), as_json=json, as_csv=csv))
