@@ -1,0 +1,105 @@
+"""Serving in equilibrium: work is conserved, the slower part sets the rate, and what is faster is never slower."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from capplan.capacity.step_time.chip import chip_of
+from capplan.capacity.step_time.engine_steps import engine_steps
+from capplan.capacity.step_time.forward import layout
+from capplan.capacity.step_time.serving import closed_loop, disaggregated, full_load, open_loop
+from capplan.hardware import registry
+from capplan.models.registry import model
+
+H100 = chip_of(registry.gpu("h100-sxm"))
+VLLM, SGLANG = engine_steps("vllm"), engine_steps("sglang")
+DENSE = layout(model("llama-3.3-70b"), quantization="fp8", tp=4)
+SMALL = layout(model("llama-3.1-8b"))
+LENGTHS = st.integers(16, 20_000)
+
+
+@settings(deadline=None, max_examples=60)
+@given(isl=LENGTHS, osl=st.integers(2, 8_000), concurrency=st.integers(1, 1024))
+def test_requests_under_way_are_those_asked_for(isl: int, osl: int, concurrency: int) -> None:
+    """Little's law: rate times the time of a request."""
+    for engine in (VLLM, SGLANG):
+        found = closed_loop(DENSE, H100, engine, isl=isl, osl=osl, concurrency=concurrency)
+        under_way = found.requests_per_s * (found.ttft + (osl - 1) * found.tpot)
+        assert under_way >= concurrency * (1 - 1e-9)  # more only where the rate is bounded by a pass a token
+        assert found.tpot >= found.step * (1 - 1e-9)
+        assert found.ttft > 0
+        assert 0 < found.batch <= concurrency * (1 + 1e-9)
+
+
+@settings(deadline=None, max_examples=40)
+@given(isl=LENGTHS, osl=st.integers(2, 8_000), concurrency=st.integers(1, 512))
+def test_more_bandwidth_and_more_flops_are_never_slower(isl: int, osl: int, concurrency: int) -> None:
+    faster = H100._replace(
+        bandwidth=H100.bandwidth * 1.5, peaks={name: rate * 1.5 for name, rate in H100.peaks.items()}
+    )
+    before = closed_loop(SMALL, H100, VLLM, isl=isl, osl=osl, concurrency=concurrency)
+    after = closed_loop(SMALL, faster, VLLM, isl=isl, osl=osl, concurrency=concurrency)
+    assert after.requests_per_s >= before.requests_per_s * (
+        1 - 1e-3
+    )  # the fixed point is not followed to its end
+    assert after.step <= before.step * (1 + 1e-9) or after.batch > before.batch
+
+
+def test_arrays_are_numbers_side_by_side() -> None:
+    asked = [1.0, 8.0, 64.0, 512.0]
+    together = closed_loop(DENSE, H100, VLLM, isl=1024, osl=512, concurrency=np.array(asked), most=300.0)
+    for place, concurrency in enumerate(asked):
+        alone = closed_loop(DENSE, H100, VLLM, isl=1024, osl=512, concurrency=concurrency, most=300.0)
+        for name in ("requests_per_s", "ttft", "tpot", "batch", "step"):
+            assert getattr(together, name)[place] == pytest.approx(getattr(alone, name), rel=1e-9)
+
+
+def test_requests_that_do_not_fit_wait_and_the_batch_stops_growing() -> None:
+    free = closed_loop(DENSE, H100, VLLM, isl=1024, osl=512, concurrency=256)
+    short = closed_loop(DENSE, H100, VLLM, isl=1024, osl=512, concurrency=256, most=32.0)
+    assert short.batch == pytest.approx(32)
+    assert short.ttft > 5 * free.ttft
+    assert short.tpot < free.tpot
+    assert short.requests_per_s < free.requests_per_s
+
+
+def test_a_loop_never_serves_more_than_full_load() -> None:
+    full = full_load(DENSE, H100, VLLM, isl=1024, osl=512, batch=64.0)
+    loop = closed_loop(DENSE, H100, VLLM, isl=1024, osl=512, concurrency=64.0)
+    assert loop.requests_per_s <= full.requests_per_s
+
+
+def test_an_open_loop_meets_the_closed_one_of_the_same_rate() -> None:
+    loop = closed_loop(DENSE, H100, VLLM, isl=1024, osl=512, concurrency=32.0)
+    found = open_loop(DENSE, H100, VLLM, isl=1024, osl=512, rate=loop.requests_per_s)
+    assert found.batch == pytest.approx(loop.batch, rel=0.05)
+    assert found.tpot == pytest.approx(loop.tpot, rel=0.05)
+
+
+def test_a_pipeline_serves_more_and_answers_no_sooner() -> None:
+    one = full_load(
+        layout(model("llama-3.3-70b"), quantization="fp8"), H100, VLLM, isl=512, osl=512, batch=64.0
+    )
+    two = full_load(
+        layout(model("llama-3.3-70b"), quantization="fp8", pp=2), H100, VLLM, isl=512, osl=512, batch=128.0
+    )
+    assert 1.5 * one.requests_per_s < two.requests_per_s < 2 * one.requests_per_s
+    assert two.tpot > one.tpot
+
+
+def test_of_two_pools_the_slower_sets_the_rate() -> None:
+    asked = {"isl": 8192, "osl": 256, "concurrency": 512.0, "decode_ranks": 4}
+    narrow = disaggregated(SMALL, SMALL, H100, VLLM, **asked, prefill_ranks=1)
+    wide = disaggregated(SMALL, SMALL, H100, VLLM, **asked, prefill_ranks=16)
+    assert narrow.prefill_share == pytest.approx(1, rel=1e-6)  # prefill never rests
+    assert wide.requests_per_s > 2 * narrow.requests_per_s
+    assert wide.tpot > narrow.tpot  # more sequences reach the decode pool
+    assert narrow.tpot == narrow.step  # prefill takes nothing from it
+
+
+def test_prefill_takes_its_time_from_decode() -> None:
+    short = closed_loop(DENSE, H100, VLLM, isl=128, osl=256, concurrency=64.0)
+    long = closed_loop(DENSE, H100, VLLM, isl=8192, osl=256, concurrency=64.0)
+    assert long.tpot - long.step > 5 * (short.tpot - short.step)
+    assert long.prefill_share > 0.3 > short.prefill_share
