@@ -10,6 +10,7 @@ from typing import Any, BinaryIO
 
 PIECE = 1 << 18  # bytes read at a time
 LONGEST_LINE = 1 << 16  # what is read of a line
+MOST = 1 << 30  # bytes that are read of a stream: a start-up is at its beginning
 
 _ANSI = re.compile(rb"\x1b\[[0-9;?]{0,16}[@-~]")
 # (Worker_TP1 pid=7), (VllmWorker rank=1 pid=7), (VllmWorkerProcess pid=7), (EngineCore_DP0 pid=7), Ray's, SGLang's
@@ -25,7 +26,19 @@ _RECORD = re.compile(
 _TEXTS = ("log", "message", "msg", "MESSAGE", "textPayload", "text", "line", "body")
 
 
-def pieces(stream: BinaryIO) -> Iterator[tuple[bytes, int]]:
+class Bounded:
+    """The beginning of a stream that may have no end."""
+
+    def __init__(self, stream: BinaryIO) -> None:
+        self.stream, self.left = stream, MOST
+
+    def read(self, size: int) -> bytes:
+        block = self.stream.read(min(size, self.left))
+        self.left -= len(block)
+        return block
+
+
+def pieces(stream: Bounded) -> Iterator[tuple[bytes, int]]:
     """Whole lines, many at a time, and how many of them were cut: of a line without end only its head is held."""
     decode = None
     rest, skipping, begun = b"", False, False

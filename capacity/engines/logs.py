@@ -12,7 +12,7 @@ from typing import BinaryIO
 from capplan.capacity.engines import log_flags, logs_sglang, logs_tensorrt, logs_vllm
 from capplan.capacity.engines.log_flags import Value
 from capplan.capacity.engines.log_forms import Form, form
-from capplan.capacity.engines.log_lines import LONGEST_LINE, pieces, rank_of, texts, unwrapped
+from capplan.capacity.engines.log_lines import LONGEST_LINE, Bounded, pieces, rank_of, texts, unwrapped
 
 # A start-up has some hundreds of lines of interest; a log with more of them than this is read no further
 MOST_LOOKED = 100_000  # with an anchor
@@ -83,6 +83,7 @@ class StartupLog:
     stopped_at: int | None = (
         None  # line where looking ended, since there was no end to lines that look like a start-up
     )
+    longer: bool = False  # than what is read of a stream
 
     @property
     def model(self) -> str | None:
@@ -229,14 +230,15 @@ class _Reading:
 
 
 def read_log(stream: BinaryIO) -> StartupLog:
-    """What a start-up log says; reads the stream to its end.
+    """What a start-up log says; reads the stream to its end, or as much as a log of any use has.
 
     Never raises for what the log holds: what can't be read is counted.
     """
     reading = _Reading()
     lines = size = cut = binary = 0
     last = b"\n"
-    for piece, longer in pieces(stream):
+    bounded = Bounded(stream)
+    for piece, longer in pieces(bounded):
         reading.piece(piece, lines + 1)
         lines += piece.count(b"\n")
         size += len(piece)
@@ -261,4 +263,5 @@ def read_log(stream: BinaryIO) -> StartupLog:
         cut=cut + reading.cut,
         binary=binary,
         stopped_at=reading.stopped,
+        longer=not bounded.left,
     )

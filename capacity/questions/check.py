@@ -12,6 +12,7 @@ from capplan.capacity.engines import log_flags
 from capplan.capacity.engines.budget import budget
 from capplan.capacity.engines.deployment import Deployment
 from capplan.capacity.engines.device import Device, device_of
+from capplan.capacity.engines.log_lines import MOST
 from capplan.capacity.engines.logs import StartupLog, read_log
 from capplan.capacity.engines.vllm_rules import ordered
 from capplan.capacity.questions import asked
@@ -330,6 +331,8 @@ def _doubts(log: StartupLog, work: Working) -> None:
         work.warn(
             f"there was no end to lines that look like a start-up: what follows line {log.stopped_at:,} was not read"
         )
+    if log.longer:
+        work.warn(f"the log is longer than what is read of one: what follows {gib(MOST)} was not read")
     if log.starts > 1:
         work.assume(f"the engine was started {log.starts} times in this log; the last start is told")
     weights = [each.value for each in log.all("weights_bytes")]

@@ -301,3 +301,10 @@ def test_command_of_bad_usage(args: tuple[str, ...], run: Run) -> None:
     code, out, err = run("check", *args)
     assert (code, out) == (2, "")
     assert err.startswith("error: ")
+
+
+def test_what_is_longer_than_is_read_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not any("longer than what is read" in warning for warning in asked(LLAMA).warnings)
+    monkeypatch.setattr("capplan.capacity.engines.log_lines.MOST", len(LLAMA))
+    told = asked(LLAMA + "INFO more\n")
+    assert any("longer than what is read of one" in warning for warning in told.warnings)

@@ -421,6 +421,26 @@ def test_a_log_of_any_size_is_read_in_bounded_memory_and_work(
     assert len(found.measured) < 100
 
 
+class Endless:
+    """Zeros, and no more of them than are asked for."""
+
+    def __init__(self) -> None:
+        self.given = 0
+
+    def read(self, size: int) -> bytes:
+        self.given += size
+        assert self.given <= log_lines.MOST
+        return bytes(size)
+
+
+def test_a_stream_without_end_is_read_to_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log_lines, "MOST", 3_000_000)
+    endless = Endless()
+    found = read_log(cast("BinaryIO", endless))
+    assert (endless.given, found.longer) == (3_000_000, True)
+    assert not read_log(io.BytesIO(b"INFO\n")).longer
+
+
 def test_ranks_without_end_are_not_kept_without_end() -> None:
     def lines() -> Iterator[bytes]:
         for rank in range(3_000):
