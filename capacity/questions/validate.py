@@ -78,6 +78,10 @@ class ValidateAllocator(Answer):
     worst: tuple[dict[str, Any], ...]  # the rows furthest off
     rows: tuple[dict[str, Any], ...]
 
+    @property
+    def fits(self) -> bool:
+        return self.covered_count > 0  # with nothing covered, nothing is validated
+
     def sweep(self) -> list[dict[str, Any]]:
         return [
             {

@@ -55,6 +55,10 @@ class ValidateMemory(Answer):
     worst: tuple[dict[str, Any], ...]
     rows: tuple[dict[str, Any], ...]
 
+    @property
+    def fits(self) -> bool:
+        return self.covered_count > 0  # with nothing covered, nothing is validated
+
     def sweep(self) -> list[dict[str, Any]]:
         return [
             {

@@ -13,7 +13,8 @@ from capplan.capacity.questions.validate_memory import validate_memory
 from capplan.errors import DataFileError, UnknownNameError
 
 Run = Callable[..., tuple[int, str, str]]
-ROWS = Path(__file__).parents[2] / "examples/engine_memory.csv"
+ROOT = Path(__file__).parents[2]
+ROWS = ROOT / "examples/engine_memory.csv"
 DATA = Path(os.environ.get("CAPPLAN_MEASURED_DATA") or Path(__file__).parents[3] / "shared/data")
 LOGS = DATA / "engine_memory_logs.csv"
 needs_logs = pytest.mark.skipif(not LOGS.is_file(), reason="engine_memory_logs.csv is not here")
@@ -91,6 +92,18 @@ def test_command(run: Run) -> None:
     assert json.loads(out)["inputs"]["given"] == ["m_weights_gib_per_gpu"]
     assert "start-ups" in run("validate", "memory", str(ROWS))[1]
     assert run("validate", "memory", str(ROWS), "--csv")[1].count("\n") == 7
+
+
+def test_nothing_covered_is_no_success(run: Run, tmp_path: Path) -> None:
+    names, *rows = ROWS.read_text().splitlines()
+    unknown = tmp_path / "unknown.csv"
+    unknown.write_text("\n".join([names, *(row for row in rows if "acme/rocket" in row)]) + "\n")
+    code, out, _ = run("validate", "memory", str(unknown))
+    assert (code, "0 covered" in out) == (1, True)
+    names, *rows = (ROOT / "tests/engines/rows.csv").read_text().splitlines()
+    unknown.write_text("\n".join([names, *(row for row in rows if row.startswith("too-old"))]) + "\n")
+    code, out, _ = run("validate", "allocator", str(unknown))
+    assert (code, "0 covered" in out) == (1, True)
 
 
 def test_wrong_use(run: Run, tmp_path: Path) -> None:
