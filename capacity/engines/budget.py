@@ -163,7 +163,7 @@ def _divides(model: Model, ranks: int) -> None:
 def _rank_weights(stored: Model, flags: Deployment, rocm: bool, draft: Drafter | None) -> RankWeights:
     tp, dp, experts = flags.tensor_parallel_size, flags.data_parallel_size, flags.enable_expert_parallel
     drafts = flags.num_speculative_tokens > 0 and flags.speculative_method == "mtp"
-    if flags.engine == "sglang" and dp > 1:  # its data-parallel attention lies inside the tp ranks
+    if flags.attention_replicas > 1:
         attention = rank_weights(stored, tp=max(1, tp // dp), drafts=drafts).parts
         parts = rank_weights(stored, tp=tp, expert_parallel=experts, drafts=drafts).parts
         parts |= {name: attention[name] for name in ("attention", "absorbed") if name in attention}
@@ -176,12 +176,16 @@ def _rank_weights(stored: Model, flags: Deployment, rocm: bool, draft: Drafter |
         stored,
         tp=tp,
         pp=flags.pipeline_parallel_size,
-        dp=dp if any(weight.bucket == "experts" for weight in stored.weights) else 1,
+        dp=dp if flags.engine == "vllm" and _experts(stored) else 1,
         expert_parallel=experts,
         drafts=drafts,
         drafter=draft.model if draft else None,
         rocm=rocm,
     )
+
+
+def _experts(model: Model) -> bool:
+    return any(weight.bucket == "experts" for weight in model.weights)
 
 
 def _static(

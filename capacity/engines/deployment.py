@@ -13,7 +13,9 @@ class Deployment:
     version: str | None = None  # None: the newest on record
     tensor_parallel_size: int = 1
     pipeline_parallel_size: int = 1
-    data_parallel_size: int = 1
+    data_parallel_size: int = (
+        1  # SGLang, TensorRT-LLM: replicas of the attention, inside the tensor-parallel ranks
+    )
     enable_expert_parallel: bool = False
     decode_context_parallel_size: int = 1
     gpu_memory_utilization: float | None = (
@@ -33,3 +35,13 @@ class Deployment:
     draft_model: str | None = None  # a drafter on record (models/drafters)
     num_speculative_tokens: int = 0
     flashinfer: bool = True  # its package is there, as in vLLM's images
+
+    @property
+    def attention_replicas(self) -> int:
+        """Replicas of the attention inside the tensor-parallel ranks."""
+        return 1 if self.engine == "vllm" else self.data_parallel_size
+
+    @property
+    def gpus(self) -> int:
+        replicas = self.data_parallel_size // self.attention_replicas
+        return self.tensor_parallel_size * self.pipeline_parallel_size * replicas

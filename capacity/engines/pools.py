@@ -81,7 +81,9 @@ def _in_blocks(
         shorter = replace(flags, max_model_len=found.est_max_model_len * ranks)
         shown = allocate(model, _settings(model, device, shorter), int(left))
     tokens = None if shown.reported_kv_tokens is None else shown.reported_kv_tokens * ranks
-    concurrency = shown.max_concurrency
+    concurrency, longest = shown.max_concurrency, found.est_max_model_len
+    if _too_few_states(flags, shown):
+        longest = 0  # a shorter request needs its state too
     if not found.fits and tokens is not None:
         concurrency = tokens / (flags.max_model_len or 1)
     return Pool(
@@ -90,7 +92,7 @@ def _in_blocks(
         num_blocks=shown.num_blocks,
         kv_tokens=tokens,
         max_concurrency=concurrency,
-        longest=None if found.est_max_model_len is None else found.est_max_model_len * ranks,
+        longest=None if longest is None else longest * ranks,
         needed_bytes=found.needed_bytes,
         assumptions=assumed,
     )
@@ -102,10 +104,15 @@ def _why_not(flags: Deployment, found: Allocation, left: float) -> str | None:
     if not found.fits:
         told = (found.error_class or "").removeprefix("other: ")
         return TOO_LONG if told == "one_request_does_not_fit" else told
-    refuses = version_of(flags) >= _REFUSES_SEQUENCES and not flags.enforce_eager
-    if refuses and found.mamba_seqs_ok is False:
+    if _too_few_states(flags, found):
         return f"max_num_seqs {flags.max_num_seqs} exceeds the {found.num_blocks} blocks for recurrent states"
     return None
+
+
+def _too_few_states(flags: Deployment, found: Allocation) -> bool:
+    """Whether vLLM refuses to start, since there is no block for the state of each of max_num_seqs."""
+    refuses = version_of(flags) >= _REFUSES_SEQUENCES and not flags.enforce_eager
+    return refuses and found.mamba_seqs_ok is False
 
 
 def _settings(model: Model, device: Device, flags: Deployment) -> Settings:
@@ -159,8 +166,8 @@ def _format(model: Model, flags: Deployment) -> str:
 
 def _kept(model: Model, flags: Deployment) -> Cache:
     kv, ranks = _format(model, flags), flags.tensor_parallel_size
+    ranks = max(1, ranks // flags.attention_replicas)
     if flags.engine == "sglang":
-        ranks = max(1, ranks // flags.data_parallel_size)  # its data-parallel attention lies inside the ranks
         sparse = any(getattr(part, "index_dim", 0) for layer in model.layers for part in layer)
         if sparse and flags.kv_cache_dtype == "auto" and model.dtype == "fp8":
             kv = "fp8_ds_mla"  # its choice for DeepSeek V3.2

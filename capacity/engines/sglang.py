@@ -70,7 +70,7 @@ def mem_fraction_static(device: Device, flags: Deployment) -> float:
     """SGLang's default; by the memory of the device and how the model is divided."""
     total, ranks = device.total_bytes, flags.tensor_parallel_size * flags.pipeline_parallel_size
     replicas = flags.data_parallel_size if flags.data_parallel_size > 1 else 0
-    if flags.version and ordered(flags.version) < (0, 5, 0):
+    if flags.version and ordered(flags.version, "sglang") < (0, 5, 0):
         base, each = next(row[1:] for row in _OLD if total < row[0] * GIB)
         kept = GIB * (
             base + each * ranks + (4 if replicas else 0) + (2 if flags.num_speculative_tokens else 0)

@@ -51,7 +51,7 @@ def decoder_buffers(element: float, requests: float, vocabulary: float, max_seq_
 
 def buffers(model: Model, flags: Deployment) -> float:
     """Of a version that is known to have them."""
-    if not flags.version or not _SINCE <= ordered(flags.version) < _UNTIL:
+    if not flags.version or not _SINCE <= ordered(flags.version, "tensorrt-llm") < _UNTIL:
         return 0.0
     requests = flags.max_num_seqs or _MAX_BATCH_SIZE
     return decoder_buffers(4, requests, model.vocab_size or 0, flags.max_model_len or 0)

@@ -66,14 +66,14 @@ class Settings:
     enable_prefix_caching: bool | None = None
     hybrid_kv_cache_manager: bool | None = None
     num_speculative_tokens: int = 0
-    speculative_method: str = "mtp"  # or dflash; or ngram and such, which have no cache of their own
+    speculative_method: str = "mtp"  # or dflash, eagle3; or ngram and such, which have no cache of their own
     gpu: str = "sm90"
     flashinfer: bool = True  # its package is there; matters on sm100
 
     @property
     def drafts(self) -> bool:
         """Whether draft layers are loaded, of the model's own or of a drafter."""
-        return self.num_speculative_tokens > 0 and self.speculative_method in ("mtp", "dflash")
+        return self.num_speculative_tokens > 0 and self.speculative_method in ("mtp", "dflash", "eagle3")
 
     @property
     def kernels(self) -> str:
@@ -81,11 +81,11 @@ class Settings:
         return self.gpu if self.flashinfer or self.gpu != "sm100" else "sm100_bare"
 
 
-def ordered(version: str) -> tuple[int, ...]:
-    """A version as numbers that sort: '0.19.2rc1' is (0, 19, 2)."""
+def ordered(version: str, engine: str = "vllm") -> tuple[int, ...]:
+    """A version of an engine as numbers that sort: '0.19.2rc1' is (0, 19, 2)."""
     found = re.match(r"v?(\d{1,6})\.(\d{1,6})(?:\.(\d{1,6}))?", version.strip())
     if found is None:
-        raise InputError(f"vllm version {version[:40]!r} can't be read; write it as 0.19.0")
+        raise InputError(f"{engine} version {version[:40]!r} can't be read; write it as 0.19.0")
     return tuple(int(part or 0) for part in found.groups())
 
 

@@ -140,8 +140,10 @@ def rank_weights(
     tied = head is None and pp == 1  # one table serves both ends
     counts = stage_layers(len(model.layers), pp)
     stages = []
+    ends = 0
     for stage, count in enumerate(counts):
-        parts = {name: size * count / len(model.layers) for name, size in layers.items()}
+        here, ends = range(ends, ends + count), ends + count
+        parts = {name: size * _in_stage(model, name, here) for name, size in layers.items()}
         for name, size in (first if stage == 0 else {"rope": first["rope"]}).items():
             parts[name] = parts.get(name, 0) + size
         for name, size in (last if stage == pp - 1 else {}).items():
@@ -150,6 +152,32 @@ def rank_weights(
         stages.append(parts)
     fullest = max(stages, key=lambda parts: sum(parts.values()))
     return RankWeights(fullest, tuple(sum(parts.values()) for parts in stages))
+
+
+def _in_stage(model: Model, bucket: str, here: range) -> float:
+    """The share of a bucket's weights that lies in these layers, where it is known which have them."""
+    kinds = {"mixer": (State,), "attention": (Attention, LatentAttention)}
+    if bucket in kinds:
+        holds = [any(isinstance(part, kinds[bucket]) for part in layer) for layer in model.layers]
+        if sum(holds):
+            return sum(holds[i] for i in here) / sum(holds)
+    total = len(model.layers)
+    dense = _dense_first(model)
+    if dense and bucket == "mlp":
+        return max(0, min(here.stop, dense) - here.start) / dense
+    if dense and bucket in ("experts", "shared", "router"):
+        return max(0, here.stop - max(here.start, dense)) / (total - dense)
+    return len(here) / total
+
+
+def _dense_first(model: Model) -> int:
+    """Layers with a plain mlp before those with experts (DeepSeek, GLM, Kimi); 0 where they take turns or none is."""
+    counts = dict.fromkeys(("mlp", "experts"), 0)
+    for weight in model.weights:
+        if weight.bucket in counts and ".N" in weight.name and len(weight.shape) > 1:
+            counts[weight.bucket] = max(counts[weight.bucket], weight.copies)
+    dense, sparse = counts["mlp"], counts["experts"]
+    return dense if dense + sparse == len(model.layers) and 2 * dense < len(model.layers) else 0
 
 
 def stage_layers(layers: int, pp: int) -> list[int]:

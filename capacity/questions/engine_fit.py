@@ -192,7 +192,7 @@ def engine_fit(
             "deployment": {name: getattr(flags, name) for name in Deployment.__slots__},
             "contexts": list(contexts or ()),
         },
-        gpus=flags.tensor_parallel_size * flags.pipeline_parallel_size * flags.data_parallel_size,
+        gpus=flags.gpus,
         memory_bytes=rank.total,
         requested_bytes=rank.requested,
         weight_bytes=rank.weights,
@@ -242,9 +242,12 @@ def servable(model: Model, plan: Deployment) -> None:
         raise InputError(
             f"max_num_batched_tokens {tokens:,} is below max_num_seqs {requests:,}, which vllm refuses"
         )
-    if plan.engine != "vllm" and plan.data_parallel_size > 1:
+    ranks, replicas = plan.tensor_parallel_size, plan.attention_replicas
+    if ranks % replicas or (plan.engine == "tensorrt-llm" and replicas not in (1, ranks)):
+        which = "be as many as" if plan.engine == "tensorrt-llm" else "divide"
         raise InputError(
-            f"data parallelism of {plan.engine} is not planned yet; plan one copy, and start several"
+            f"the {replicas} data-parallel replicas of {plan.engine}'s attention have to {which} its {ranks} "
+            "tensor-parallel ranks; of whole copies plan one, and start several"
         )
 
 
@@ -296,13 +299,13 @@ def _longest(model: Model, device: Device, rank: Budget) -> int | None:
 def _changes(model: Model, device: Device, rank: Budget) -> Iterator[dict[str, Any]]:
     """Changes that do, each recomputed: flags before precision before further GPUs, as few of them as it takes."""
     flags = rank.deployment
-    others = flags.pipeline_parallel_size * flags.data_parallel_size
     done: set[Deployment] = set()  # on more GPUs: they do, so that yet more need not be tried
     for text, changed in _candidates(model, rank):
         fewest = replace(changed, tensor_parallel_size=flags.tensor_parallel_size)
         if fewest in done:
             continue
         try:
+            servable(model, changed)
             found = budget(model, device, changed)
         except CapplanError:
             continue  # heads or layers that can't be divided so
@@ -313,7 +316,7 @@ def _changes(model: Model, device: Device, rank: Budget) -> Iterator[dict[str, A
                 "kv_tokens": found.kv_tokens,
                 "max_concurrency": found.max_concurrency,
                 "max_model_len": found.deployment.max_model_len,
-                "gpus": changed.tensor_parallel_size * others,
+                "gpus": changed.gpus,
             }
             if changed != fewest:
                 done.add(fewest)

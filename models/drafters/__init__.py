@@ -14,9 +14,9 @@ _KEYS = {"id", "aliases", "name", "method", "tokens", "taps", "source", "checked
 _ROWS = Registry(
     "drafters", "drafter", Path(__file__).parent, "models/drafters; a row of your own is found first"
 )
-_OF_THE_TARGET = {
-    "dflash": ("embedding", "head")
-}  # buckets that a drafter has not, but reads from its target
+# buckets that a drafter has not, but reads from its target
+_OF_THE_TARGET = {"dflash": ("embedding", "head"), "eagle3": ("embedding",)}
+_KEYS_AND_QUERIES = ("q_proj.weight", "k_proj.weight", "v_proj.weight")
 
 
 class Drafter(NamedTuple):
@@ -39,11 +39,20 @@ def drafter(name: str) -> Drafter:
         raise DataFileError(f"{where}: method {row['method']!r} is not one of {', '.join(_OF_THE_TARGET)}")
     model = from_config(row["config"], id=row["id"], name=row["name"], where=where, complete=True)
     own = [weight for weight in model.weights if weight.bucket not in _OF_THE_TARGET[row["method"]]]
+    if row["method"] == "eagle3":
+        own = [_of_both(weight) for weight in own]
     reads = Weight("fc.weight", (model.hidden_size, row["taps"] * model.hidden_size), "mlp")
     published = next(iter(row.get("aliases", ())), row["id"])
     return Drafter(
         model._replace(weights=(*own, reads)), published, row["method"], row["tokens"], row["taps"]
     )
+
+
+def _of_both(weight: Weight) -> Weight:
+    """EAGLE 3 attends over a token's embedding and the target's state of it, side by side."""
+    if not weight.name.endswith(_KEYS_AND_QUERIES):
+        return weight
+    return weight._replace(shape=(weight.shape[0], 2 * weight.shape[1]))
 
 
 def known(name: str) -> bool:

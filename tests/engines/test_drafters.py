@@ -1,5 +1,6 @@
 """Draft models with a cache of their own, and what a hybrid's block tells of speculation: against published logs."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +14,25 @@ from capplan.models import drafters
 from capplan.models.registry import model
 
 GIB = 2**30
+EAGLE = """
+id = "mine"
+name = "EAGLE 3 for Llama 3.1 8B"
+method = "eagle3"
+tokens = 3
+taps = 3
+source = "by hand"
+checked = 2026-11-30
+[config]
+model_type = "llama"
+hidden_size = 4096
+intermediate_size = 14336
+num_hidden_layers = 1
+num_attention_heads = 32
+num_key_value_heads = 8
+vocab_size = 32000
+tie_word_embeddings = false
+torch_dtype = "bfloat16"
+"""
 GB10 = Device(total_bytes=121.69 * GIB, generation="sm120", link="pcie", name="gb10-dgx-spark")
 DFLASH = "z-lab/Qwen3.6-35B-A3B-DFlash"
 
@@ -68,6 +88,20 @@ def test_a_block_that_nothing_makes_is_taken_as_it_is() -> None:
     found = start("qwen3.6-35b-a3b-nvfp4", "0.19.2", 47.55, hybrid_block=2000, max_model_len=131072)
     assert found.num_blocks == 47.55 * GIB // (2000 * 2048 * 10)
     assert "a block of 2,000 tokens is taken as it is" in found.assumptions
+
+
+def test_eagle_adds_a_layer_like_the_targets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "drafters").mkdir()
+    (tmp_path / "drafters/mine.toml").write_text(EAGLE)
+    monkeypatch.setenv("CAPPLAN_DATA", str(tmp_path))
+    plain, drafted = (
+        start("llama-3.1-8b", "0.19.0", 33, draft_model=name, max_model_len=8192) for name in (None, "mine")
+    )
+    assert (plain.num_blocks, drafted.num_blocks) == (33 * GIB // (32 * 65536), 33 * GIB // (33 * 65536))
+    attention = (2 * (32 + 8 + 8) + 32) * 128 * 4096  # over embeddings and states side by side
+    own = attention + 3 * 4096 * 14336 + 3 * 4096 * 4096 + 32000 * 4096
+    assert drafted.weights - plain.weights == pytest.approx(2 * own, rel=0.001)
+    assert drafted.deployment.num_speculative_tokens == 3
 
 
 def test_the_command_names_the_drafter() -> None:

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -71,13 +72,55 @@ def test_other_engines(engine: str) -> None:
         ({"version": "new"}, "vllm version 'new' can't be read"),
         ({"num_speculative_tokens": 2, "speculative_method": "mtp"}, "has no draft"),
         ({"max_num_batched_tokens": 64, "max_num_seqs": 128}, "is below max_num_seqs 128"),
-        ({"engine": "sglang", "data_parallel_size": 2}, "not planned yet"),
+        ({"engine": "sglang", "data_parallel_size": 2}, "have to divide its 1 tensor-parallel ranks"),
+        (
+            {"engine": "tensorrt-llm", "data_parallel_size": 2, "tensor_parallel_size": 4},
+            "have to be as many as its 4 tensor-parallel ranks",
+        ),
+        ({"engine": "sglang", "version": "new"}, "sglang version 'new' can't be read"),
+        ({"engine": "tensorrt-llm", "version": "new"}, "tensorrt-llm version 'new' can't be read"),
         ({"max_num_seqs": 10**30}, r"max_num_seqs 1e\+30 is not a whole number"),
     ],
 )
 def test_wrong_flags(wrong: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         engine_fit("llama-3.1-8b", "h100-sxm", Deployment(**wrong))
+
+
+@pytest.mark.parametrize(("engine", "tp", "dp"), [("sglang", 8, 8), ("sglang", 8, 2), ("tensorrt-llm", 8, 8)])
+def test_replicas_of_the_attention_lie_inside_the_ranks(engine: str, tp: int, dp: int) -> None:
+    """Experts are divided over all ranks, attention over those of a replica; heads of 128 are no longer a copy each."""
+    flags = Deployment(engine=engine, tensor_parallel_size=tp)
+    one = engine_fit("deepseek-v3", "b200-sxm", flags)
+    several = engine_fit("deepseek-v3", "b200-sxm", replace(flags, data_parallel_size=dp))
+    assert one.gpus == several.gpus == tp
+    parts, before = several.weight_bytes_by_part, one.weight_bytes_by_part
+    assert parts["experts"] == before["experts"]
+    projections = before["attention"] - parts["attention"] / tp
+    assert parts["attention"] > before["attention"] > projections
+    assert several.max_concurrency
+    assert one.max_concurrency
+
+
+@pytest.mark.parametrize("length", [None, 1_000_000])
+def test_the_longest_request_needs_its_states_too(length: int | None) -> None:
+    """There is no block for the state of each of 1,024 requests, however short they are."""
+    flags = Deployment(version="0.24.0", gpu_memory_utilization=0.475, tensor_parallel_size=2)
+    asked = replace(flags, max_num_seqs=1024, max_model_len=length)
+    refused = engine_fit("qwen3-next-80b-a3b", "b200-sxm", asked)
+    assert (refused.starts, refused.largest_max_model_len) == (False, 0)
+    assert not any(change["flags"].startswith("--max-model-len") for change in refused.changes)
+    fewer = engine_fit("qwen3-next-80b-a3b", "b200-sxm", replace(asked, max_num_seqs=64))
+    assert fewer.largest_max_model_len
+    assert fewer.largest_max_model_len >= 262144
+
+
+def test_changes_are_flags_that_the_engine_takes() -> None:
+    flags = Deployment(engine="tensorrt-llm", tensor_parallel_size=4)
+    found = engine_fit("deepseek-v3", "h100-sxm", flags)
+    assert [change["flags"] for change in found.changes] == ["--tp 16"]
+    replicas = engine_fit("deepseek-v3", "h100-sxm", replace(flags, data_parallel_size=4))
+    assert (replicas.starts, replicas.changes) == (False, ())  # four replicas have four ranks
 
 
 def test_loud_where_the_engine_would_refuse_or_serve_nothing() -> None:

@@ -48,6 +48,27 @@ def test_pipeline_stages_hold_the_tables_at_the_ends() -> None:
     assert sum(stage_layers(61, 4)) == 61
 
 
+def test_stages_hold_the_layers_that_are_theirs() -> None:
+    """61 layers in stages of 15, 15, 16 and 15: the first three have no experts, so that the third stage has most."""
+    one, staged = rank_weights(model("deepseek-v3"), tp=8), rank_weights(model("deepseek-v3"), tp=8, pp=4)
+    experts = one.parts["experts"] / 58
+    assert staged.parts["experts"] == pytest.approx(16 * experts)
+    assert "mlp" not in staged.parts or staged.parts["mlp"] == 0
+    assert max(staged.stages) == staged.stages[2]
+    dense = one.parts["mlp"] / 3
+    assert staged.stages[1] - staged.stages[0] == pytest.approx(
+        3 * (experts + (one.parts["shared"] + one.parts["router"]) / 58 - dense) - one.parts["embedding"]
+    )
+    assert sum(staged.stages) == pytest.approx(one.bytes + 3 * one.parts["rope"])
+
+
+def test_stages_hold_the_mixers_that_are_theirs() -> None:
+    """Two of 96 layers in turn: a stage of 9 or 10 layers has two or three of attention, not 2.4."""
+    found = rank_weights(model("qwen3-next-80b-a3b"), pp=5)
+    attention = rank_weights(model("qwen3-next-80b-a3b")).parts["attention"] / 12
+    assert found.parts["attention"] / attention == pytest.approx(round(found.parts["attention"] / attention))
+
+
 def test_heads_are_copied_past_their_number() -> None:
     once, past = rank_weights(model("qwen2.5-7b"), tp=4), rank_weights(model("qwen2.5-7b"), tp=28)
     keys = model("qwen2.5-7b").layers[0][0]
