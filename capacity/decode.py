@@ -227,3 +227,35 @@ def decode_intensity_ceiling(
     [53.4058, 13.3514, 2.1362]
     """
     return tokens_per_request * flops_per_token / (context * kv_bytes_per_token)
+
+
+@formula
+def decode_floor(weight_bytes: float, cache_bytes: float, bandwidth: float) -> float:
+    r"""Time that no decode pass can be below: every weight and the cache of every sequence are read once.
+
+    .. math:: t_{\min} = \frac{W + K}{\beta}
+
+    Parameters
+    ----------
+    weight_bytes : float
+        Weights that the pass reads on one GPU :math:`W` [byte]
+    cache_bytes : float
+        Cache of all its sequences on one GPU :math:`K` [byte]
+    bandwidth : float
+        Memory bandwidth :math:`\beta` [byte/second]
+
+    Returns
+    -------
+    float
+        Time :math:`t_{\min}` [second]
+
+    Validity: weights and cache that don't stay in a cache on the chip from one pass to the next.
+    Not counted: work, where it takes longer; activations.
+    Source: Pope et al. 2022, "Efficiently Scaling Transformer Inference", section 2.
+
+    70 GB of weights and 25 sequences of 8,000 tokens at 327,680 byte on an H200:
+
+    >>> round(decode_floor(weight_bytes=70e9, cache_bytes=25 * 8000 * 327_680, bandwidth=4.8e12), 5)
+    0.02824
+    """
+    return (weight_bytes + cache_bytes) / bandwidth

@@ -18,6 +18,8 @@ Run = Callable[..., tuple[int, str, str]]
 ROOT = Path(__file__).parent.parent
 LLAMA = ("llama-3.3-70b", "--gpu", "h200-sxm", "--weights", "fp8", "--kv", "fp16")
 
+DEPLOYED = ("model", "gpu", "engine", "engine_version", "deployment")
+
 # command -> its arguments, the schema it prints, the keys of its inputs
 ENVELOPES: dict[str, tuple[tuple[str, ...], str, set[str]]] = {
     "kv": (("kv", "llama-3.3-70b"), "kv", {"model", "kv", "contexts", "tier", "tp"}),
@@ -30,8 +32,15 @@ ENVELOPES: dict[str, tuple[tuple[str, ...], str, set[str]]] = {
     "prefill": (
         ("prefill", *LLAMA[:5]),
         "prefill",
+        {*DEPLOYED, "weights", "contexts", "utilisation", "tier"},
+    ),
+    "prefill-by-utilisation": (
+        ("prefill", *LLAMA[:5], "--utilisation", "50%"),
+        "prefill",
         {"model", "gpu", "weights", "contexts", "utilisation", "tier"},
     ),
+    "decode": (("decode", *LLAMA[:5]), "decode", {*DEPLOYED, "batches", "contexts"}),
+    "ops": (("ops", *LLAMA[:5]), "ops", {*DEPLOYED, "batch", "context", "prompt"}),
     "whiteboard": (
         ("whiteboard", *LLAMA),
         "whiteboard",
@@ -111,17 +120,32 @@ def test_results_are_in_base_units(run: Run) -> None:
 
 # --- CSV, --explain, text -----------------------------------------------------------------------------
 
+PARTS = (
+    *("attention_s", "projections_s", "experts_s", "head_s", "elementwise_s", "collectives_s", "fixed_s"),
+)
 SWEEPS = {
     ("kv", "llama-3.3-70b"): ["context", "kv_bytes_per_request"],
     ("fit", *LLAMA): ["context", "concurrency", "requests", "gpus_for_one_request"],
-    ("prefill", *LLAMA[:5]): [
+    ("prefill", *LLAMA[:5], "--utilisation", "50%"): [
         *("prompt", "linear_flops", "attention_flops", "attention_over_linear"),
         *("linear_peak_s", "peak_s", "linear_s", "time_s"),
+    ],
+    ("prefill", *LLAMA[:5], "--tp", "1"): [
+        *("prompt", "linear_flops", "attention_flops", "attention_over_linear"),
+        *("linear_peak_s", "peak_s", "linear_s", "time_s", "low_s", "high_s", "ttft_s", "passes"),
+        *PARTS,
+        *("bound_by", "utilisation"),
+    ],
+    ("decode", *LLAMA[:5], "--batch", "8"): [
+        *("context", "batch", "fits", "most_batch", "time_s", "low_s", "high_s"),
+        *PARTS,
+        *("bound_by", "tokens_per_s", "tokens_per_s_per_gpu", "tokens_per_s_per_user"),
+        *("weight_bytes_read", "cache_bytes_read", "floor_s", "time_over_floor"),
     ],
 }
 
 
-@pytest.mark.parametrize(("args", "heads"), SWEEPS.items(), ids=[args[0] for args in SWEEPS])
+@pytest.mark.parametrize(("args", "heads"), SWEEPS.items(), ids=[args[0] + args[-1] for args in SWEEPS])
 def test_csv_has_a_row_a_context(args: tuple[str, ...], heads: list[str], run: Run) -> None:
     code, out, _ = run(*args, "--csv", "--context", "8k,32k", "--context", "100k")
     rows = list(csv.DictReader(io.StringIO(out)))

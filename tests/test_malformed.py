@@ -318,7 +318,7 @@ OPTIONS: dict[str, tuple[tuple[str, ...], str]] = {
     "option-long": ((*FIT, "--" + "x" * 100_000), "no such option"),
     "option-ansi": ((*FIT, "--\x1b[31m"), r"no such option: --\x1b[31m"),
     "flag-with-value": ((*FIT, "--json=yes"), "does not take a value"),
-    "prefill-has-no-plot": ((*PREFILL, "--plot", "x.svg"), "no such option: --plot"),
+    "ops-has-no-plot": (("ops", *PREFILL[1:], "--plot", "x.svg"), "no such option: --plot"),
     "one-of-two-models": (("kv", "llama-3.1-8b", "nope"), "unknown model 'nope'"),
     "one-of-two-models-empty": (("kv", "", "llama-3.1-8b"), "unknown model ''"),
     "schema-extra": (("schema", "fit", "kv"), "unexpected extra argument"),

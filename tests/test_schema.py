@@ -38,7 +38,21 @@ LINES: dict[str, list[str]] = {
         "fit qwen3-8b --gpu l4 --engine sglang",
     ],
     "roofline": ["roofline llama-3.3-70b --gpu h200 --weights fp8", "roofline phi-2 --gpu t4 --context 1k"],
-    "prefill": ["prefill llama-3.3-70b --gpu h200", "prefill opt-13b --gpu mi300x --utilisation 1"],
+    "prefill": [
+        "prefill llama-3.3-70b --gpu h200",
+        "prefill opt-13b --gpu mi300x --utilisation 1",
+        "prefill 70b-class --gpu gaudi3",
+        "prefill deepseek-v3 --gpu h200 --tp 8 --ep --engine sglang",
+    ],
+    "decode": [
+        "decode llama-3.3-70b --gpu h200 --weights fp8",
+        "decode llama-3.3-70b --gpu l4 --tp 1 --batch 1,2",
+        "decode qwen3-next-80b-a3b --gpu mi300x --engine sglang --context 1k,64k",
+    ],
+    "ops": [
+        "ops llama-3.3-70b --gpu h200 --weights fp8 --batch 32",
+        "ops deepseek-v3 --gpu b200 --tp 8 --ep --prompt 4k --engine trtllm",
+    ],
     "whiteboard": [
         "whiteboard 70b-class --gpu h200 --weights fp8 --kv fp16",
         "whiteboard llama-3.3-70b --gpu l4",

@@ -32,6 +32,8 @@ def loaded_by(*args: str) -> set[str]:
         ("fit", "llama-3.3-70b", "--gpu", "h200", "--weights", "fp8", "--json"),
         ("roofline", "llama-3.1-8b", "--gpu", "l40s", "--json"),
         ("prefill", "llama-3.1-8b", "--gpu", "l40s", "--json"),
+        ("decode", "llama-3.1-8b", "--gpu", "l40s", "--json"),
+        ("ops", "llama-3.1-8b", "--gpu", "l40s", "--json"),
         ("whiteboard", "70b-class", "--gpu", "h200-sxm", "--weights", "fp8", "--json"),
         ("perf", "llama-3.1-8b", "--gpu", "h100", "--json"),
         ("compare", "llama-3.1-8b", "--gpus", "h100,l40s", "--json"),

@@ -108,6 +108,23 @@ def whole_tokens(context: object) -> int:
     return count
 
 
+MOST_SEQUENCES = 10**6
+
+
+def known_batches(batches: Iterable[int]) -> list[int]:
+    """Sequences of a pass, checked, each once, the fewest first."""
+    found = set()
+    for batch in batches:
+        if isinstance(batch, bool) or not isinstance(batch, int) or not 1 <= batch <= MOST_SEQUENCES:
+            raise InputError(
+                f"batch {batch!r} is not a whole number of sequences from 1 to {MOST_SEQUENCES:,}"
+            )
+        found.add(batch)
+    if not found:
+        raise InputError("no batch given; name at least one, such as 32")
+    return sorted(found)
+
+
 def number(value: object) -> float:
     """A real number as a float; nan for what is none."""
     try:

@@ -17,13 +17,13 @@ from capplan.capacity.step_time.forward import Layout, Step, operations
 from capplan.capacity.step_time.kernel_time import COLLECTIVES, spread, terms
 from capplan.capacity.step_time.operations import Number, Operation, greatest
 
-GROUPS = ("attention", "projections", "experts", "head", "norms", "collectives", "fixed")
+GROUPS = ("attention", "projections", "experts", "head", "elementwise", "collectives", "fixed")
 _BY_KIND = {
     **dict.fromkeys(("attention_decode", "mla_decode", "attention_prefill", "scan"), "attention"),
     **dict.fromkeys(COLLECTIVES, "collectives"),
     "gemm": "projections",
     "grouped_gemm": "experts",
-    "elementwise": "norms",
+    "elementwise": "elementwise",
 }
 _BY_NAME = {"lm_head": "head", "sampling": "head", "index": "attention"}
 
@@ -77,7 +77,7 @@ def one_pass(plan: Layout, chip: Chip, engine: Engine, step: Step) -> Pass:
     prompts = not (isinstance(step.prompts, int | float) and step.prompts == 0)
     slow = engine.prefill_slow if prompts else engine.slow
     timed = []
-    for operation in operations(plan, step):
+    for operation in operations(plan, step, imbalance=engine.imbalance):
         start, compute, memory, power = terms(operation, chip)
         if operation.kind in COLLECTIVES:
             first = once = operation.count * engine.links
@@ -149,7 +149,7 @@ def between(passes: Iterable[tuple[float, Pass]], chip: Chip) -> tuple[Number, N
         for each in one.timed:
             below, above = spread(each.operation, chip)
             low, high = low + times * below * each.seconds, high + times * above * each.seconds
-        below, above = spread(_ENGINE, chip)
+        below, above = fixed_spread(chip)
         fixed = times * sum([each.seconds for each in one.fixed])
         low, high = low + below * fixed, high + above * fixed
         least_ = least_ + times * floor(one, chip)
@@ -157,6 +157,11 @@ def between(passes: Iterable[tuple[float, Pass]], chip: Chip) -> tuple[Number, N
 
 
 _ENGINE = Operation("engine", "engine", "", 1)
+
+
+def fixed_spread(chip: Chip) -> tuple[float, float]:
+    """The range of an engine's fixed costs, as multiples: that of kernels of no kind of their own."""
+    return spread(_ENGINE, chip)
 
 
 def held_bytes(one: Pass) -> dict[str, Number]:

@@ -117,14 +117,14 @@ def as_path(config: str) -> str:
     return config if "/" in config or "\\" in config else f"./{config}"
 
 
-def doubling(text: str) -> list[int]:
-    """The contexts of a range: `1k..1M` is 1k, 2k, 4k, ... and 1M."""
+def doubling(text: str, option: str = "--context", unit: str = "token", like: str = "1k..1M") -> list[int]:
+    """The numbers of a range: `1k..1M` is 1k, 2k, 4k, ... and 1M."""
     from capplan import units
 
     first, _, last = text.partition("..")
-    low, high = units.parse_count(first, "token"), units.parse_count(last, "token")
+    low, high = units.parse_count(first, unit), units.parse_count(last, unit)
     if not 0 < low < high:
-        raise InputError(f"--context {text!r} is no range; write the smaller end first, such as 1k..1M")
+        raise InputError(f"{option} {text!r} is no range; write the smaller end first, such as {like}")
     lengths = [low * 2**i for i in range((high // low).bit_length())]
     return [length for length in lengths if length < high] + [high]
 
@@ -147,6 +147,20 @@ def context_list(texts: list[str] | None) -> list[int] | None:
             note("--context", item, length, "token")
         lengths += found
     return lengths
+
+
+def batches(texts: list[str] | None) -> list[int] | None:
+    """The sequences of all --batch options: numbers, lists, and ranges that double."""
+    from capplan import units
+
+    found: list[int] = []
+    for text in texts or ():
+        with naming("--batch"):
+            if ".." in text:
+                found += doubling(text, "--batch", "request", "1..512")
+            else:
+                found += [units.parse_count(item, "request") for item in text.split(",")]
+    return found or None
 
 
 def count(option: str, text: str | None) -> int | None:

@@ -18,8 +18,8 @@ from capplan.capacity.questions.perf import Perf
 from capplan.capacity.questions.prefill import Prefill
 from capplan.capacity.questions.roofline import Roofline
 from capplan.capacity.questions.whiteboard import Whiteboard
-from capplan.cli.pictures import tradeoff
 from capplan.cli.pass_pictures import draw
+from capplan.cli.pictures import tradeoff
 from capplan.errors import InputError, MissingPackageError
 from capplan.units import gib, short, tokens
 
