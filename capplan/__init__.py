@@ -15,24 +15,30 @@ __version__ = "0.1.0"
 __all__ = [
     "CapplanError",
     "DataFileError",
+    "Deployment",
     "ExitCode",
     "InputError",
     "MissingPackageError",
     "UnitError",
     "UnknownNameError",
     "__version__",
+    "compare",
     "fit",
     "gpu",
     "kv",
     "model",
+    "perf",
     "prefill",
     "roofline",
     "whiteboard",
 ]
 
 if TYPE_CHECKING:
+    from capplan.capacity.engines.deployment import Deployment
+    from capplan.capacity.questions.compare import compare
     from capplan.capacity.questions.fit import fit
     from capplan.capacity.questions.kv import kv
+    from capplan.capacity.questions.perf import perf
     from capplan.capacity.questions.prefill import prefill
     from capplan.capacity.questions.roofline import roofline
     from capplan.capacity.questions.whiteboard import whiteboard
@@ -49,10 +55,13 @@ if TYPE_CHECKING:
     from capplan.models.registry import model
 
 _HOMES = {
+    "Deployment": "capplan.capacity.engines.deployment",
+    "compare": "capplan.capacity.questions.compare",
     "fit": "capplan.capacity.questions.fit",
     "gpu": "capplan.hardware.registry",
     "kv": "capplan.capacity.questions.kv",
     "model": "capplan.models.registry",
+    "perf": "capplan.capacity.questions.perf",
     "prefill": "capplan.capacity.questions.prefill",
     "roofline": "capplan.capacity.questions.roofline",
     "whiteboard": "capplan.capacity.questions.whiteboard",

@@ -379,6 +379,19 @@ def test_constants_of_the_server_are_found_again(tmp_path: Path) -> None:
         assert found.after[name]["median"] < 0.04
 
 
+def test_a_server_far_from_what_was_shipped_is_followed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(TRUE, "step", 0.02)  # passes launched from Python, without graphs
+    path = benchmark(tmp_path, *(served(*each) for each in MANY))
+    found, _ = calibrate([path], "llama-3.1-8b", "h100", Deployment(max_model_len=2000))
+    step = next(each for each in found.constants if each["name"] == "step")
+    assert step["value"] == pytest.approx(0.02, rel=0.25)
+    assert step["trust"] == "measured"
+    assert found.before["tpot"]["median"] > 0.4
+    assert found.after["tpot"]["median"] < 0.05
+
+
 def test_the_error_after_is_of_points_left_out(tmp_path: Path) -> None:
     runs = [served(*each) for each in MANY]
     runs[7] |= {"tpot": 3 * runs[7]["tpot"]}  # one run that no constants explain
@@ -396,7 +409,7 @@ def test_points_that_tell_nothing_leave_the_constants_where_they_were(tmp_path: 
     found, _ = calibrate([benchmark(tmp_path, *runs)], "llama-3.1-8b", "h100")
     fitted = {each["name"]: each for each in found.constants}
     assert fitted["request"]["trust"] == "default"  # no time to first token was measured
-    assert fitted["request"]["value"] == pytest.approx(fitted["request"]["shipped"], rel=0.5)
+    assert fitted["request"]["value"] == pytest.approx(fitted["request"]["shipped"], abs=2e-3)
     assert "ttft" not in found.after
 
 

@@ -34,7 +34,14 @@ length = st.integers(2, 8000)
 
 
 @few
-@given(model, gpu, engine, length, length, st.lists(st.integers(1, 600), min_size=1, max_size=6))
+@given(
+    model,
+    gpu,
+    engine,
+    st.integers(1, 4000),
+    st.integers(200, 4000),
+    st.lists(st.integers(1, 600), min_size=1, max_size=6),
+)
 def test_more_requests_under_way_give_more_tokens_and_longer_waits(
     m: str, g: str, e: str, isl: int, osl: int, counts: list[int]
 ) -> None:
@@ -128,6 +135,21 @@ def test_what_limits() -> None:
     assert long.at[0]["prefill_share"] > 0.5
 
 
+def test_what_bounds_the_requests_that_run_at_once() -> None:
+    assert perf("llama-3.3-70b", "h200", Deployment(quantization="fp8"), tp=1).most_by == "memory"
+    found = perf("llama-3.1-8b", "h200", Deployment(max_num_seqs=12), tp=1)
+    assert (found.most_requests, found.most_by) == (12, "max-num-seqs")
+
+
+def test_data_parallel_attention_lies_inside_of_the_ranks() -> None:
+    plan = Deployment(engine="sglang", data_parallel_size=4, enable_expert_parallel=True)
+    found = perf("deepseek-v2-lite", "h100", plan, concurrency=[64], tp=4)
+    assert found.gpus == 4
+    assert found.at[0]["decode_batch"] == pytest.approx(16, rel=0.05)
+    with pytest.raises(InputError, match="data-parallel"):
+        perf("deepseek-v2-lite", "h100", plan, tp=2)
+
+
 def test_past_what_memory_holds_requests_wait_and_nothing_is_gained() -> None:
     found = perf("llama-3.3-70b", "h200", Deployment(quantization="fp8"), concurrency=[200, 400], tp=1)
     assert found.most_requests
@@ -207,6 +229,10 @@ REFUSED = {
     "engine": (("--engine", "vlm"), "unknown engine 'vlm'; did you mean 'vllm'?"),
     "weights": (("--weights", "fp9"), "'fp9'"),
     "kv": (("--kv", "fp9"), "'fp9'"),
+    "batch": (
+        ("--max-num-seqs", "64", "--max-num-batched-tokens", "32"),
+        "max_num_batched_tokens 32 is below max_num_seqs 64, which vllm refuses",
+    ),
     "two-forms": (("--json", "--csv"), "--json and --csv exclude each other"),
 }
 
@@ -293,6 +319,18 @@ def test_one_that_does_not_fit_says_why(run: Run) -> None:
     assert code == 1
     assert "none of them holds it" in out
     assert "Does not fit" in out
+
+
+def test_explain_shows_what_was_divided_by(run: Run) -> None:
+    _, out, _ = run("compare", "llama-3.1-8b", "--gpus", "h100,l40s", "--explain")
+    for line in (
+        "h100-sxm: power of the board = 700 W: ",
+        "l40s: bandwidth = 864 GB/s: ",
+        "l40s: lowest price = ",
+    ):
+        assert line in out
+    assert out.count("vllm.slow = ") == 1
+    assert "tokens_per_dollar: Output tokens that a dollar buys" in out
 
 
 def test_a_gpu_named_twice_is_one_row() -> None:

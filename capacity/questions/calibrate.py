@@ -21,7 +21,6 @@ from capplan.capacity.questions.benchmark_files import Point, Runs, read_runs
 from capplan.capacity.questions.deployed import Deployed
 from capplan.capacity.questions.measured import read_table
 from capplan.capacity.questions.throughput_rows import NEEDED, Case, case, measured
-from capplan.capacity.questions.validate_performance import _FIRST as FIRST
 from capplan.capacity.step_time.calibration import CONSTANTS, METHOD, SCHEMA, digest
 from capplan.capacity.step_time.chip import Chip
 from capplan.capacity.step_time.engine_steps import Engine, engine_steps
@@ -44,12 +43,20 @@ FEWEST = 3  # points at loads or lengths of their own
 _FOLDS = 10  # with more points than so many, some are left out together
 _ROUNDS = 30
 _NOISE = 0.05  # of a measured figure: two runs of one benchmark differ by a few per cent
-# How far a constant may lie from the one shipped: one standard deviation of its logarithm. Kernels are known better
-# than what a server adds, which differs from release to release and from host to host.
-_PRIOR = {"step": 0.7, "sequence": 0.7, "slow": 0.2, "prefill_slow": 0.3, "request": 1.0}
-# Where the shipped constant is nought, so that a factor could not move it [second]
-_FLOOR = {"step": 1e-4, "sequence": 1e-6, "request": 1e-3}
-_TELLS = 0.5  # of its prior: a constant whose range shrank to less was measured
+# How far a constant may lie from the one shipped: one standard deviation, as a share of it, and at least so much (in
+# seconds). Kernels are known better than what a server adds, which differs from release to release and host to host.
+_PRIOR = {
+    "step": (0.7, 300e-6),
+    "sequence": (0.7, 5e-6),
+    "slow": (0.2, 0.0),
+    "prefill_slow": (0.3, 0.0),
+    "request": (1.0, 20e-3),
+}
+_LEAST_SHARE = 0.2  # of a factor, as shipped: no kernels are five times as fast as those that were measured
+_FAR = 2.0  # standard deviations, beyond which an error counts by its size and not by its square
+# A constant was measured if its range shrank to so many standard deviations of its prior, or if so many of its own lie
+# between it and the shipped one
+_TELLS, _APART = 0.5, 2.0
 _EIGHT_OF_TEN = 1.2816  # standard deviations
 _COLUMNS = ("ttft", "tpot", "output")
 _NAMES = {"ttft": "TTFT", "tpot": "TPOT", "output": "output tok/s"}
@@ -313,7 +320,7 @@ def _rows_of(
             one.osl,
             one.concurrency or one.rate,
             one.pool.most,
-            steps.together if one.alike and not steps.mixed else FIRST,
+            steps.together if one.alike and not steps.mixed else 1 / one.requests_per_place,
             ttft and ttft * 1e-3,
             tpot and tpot * 1e-3,
             output,
@@ -357,30 +364,45 @@ def _settings(group: _Group) -> list[tuple[float, ...]]:
 
 
 class _Fit(NamedTuple):
-    at: Array  # logarithm of each constant over the shipped one
-    spread: Array  # standard deviation of it
+    at: Array  # what each constant is more than the shipped one, in standard deviations of its prior
+    spread: Array  # standard deviation of that
 
 
-def _base(engine: Engine, name: str) -> float:
-    """The shipped constant, or the least that a fit starts from."""
-    return max(float(getattr(engine, name)), _FLOOR.get(name, 0.0))
+def _scale(group: _Group, name: str) -> float:
+    """One standard deviation of a constant's prior, in its own unit."""
+    share, least = _PRIOR[name]
+    shipped = float(getattr(group.engine, name))
+    if (
+        name == "step"
+    ):  # of all that a pass costs whatever its tokens: one model can't tell it from its layers'
+        shipped += group.engine.layer * len(group.plan.model.layers)
+    return max(share * shipped, least)
 
 
-def _with(engine: Engine, at: Array) -> Engine:
-    from math import exp
+def _value(group: _Group, name: str, at: float) -> float:
+    return float(getattr(group.engine, name)) + at * _scale(group, name)
 
-    changed = {
-        name: _base(engine, name) * exp(each) if each else float(getattr(engine, name))
-        for name, each in zip(CONSTANTS, at, strict=True)
-    }
-    return engine._replace(**changed)  # type: ignore[arg-type]
+
+def _bounds(group: _Group) -> Array:
+    """The least that a fit may go to: no time is below nought, no factor far below the shipped one."""
+    import numpy as np
+
+    shipped = [float(getattr(group.engine, name)) for name in CONSTANTS]
+    kept = [0.0 if unit == "s" else _LEAST_SHARE for unit in CONSTANTS.values()]
+    scales = [_scale(group, name) for name in CONSTANTS]
+    return np.array([(k - 1) * one / scale for k, one, scale in zip(kept, shipped, scales, strict=True)])
+
+
+def _with(group: _Group, at: Array) -> Engine:
+    changed = {name: _value(group, name, float(each)) for name, each in zip(CONSTANTS, at, strict=True)}
+    return group.engine._replace(**changed)  # type: ignore[arg-type]
 
 
 def _predicted(group: _Group, at: Array) -> Array:
     """Logarithms of TTFT, TPOT and output tok/s [points, columns]."""
     import numpy as np
 
-    engine = _with(group.engine, at)
+    engine = _with(group, at)
     if group.open:
         found = open_loop(
             group.plan, group.chip, engine, isl=group.isl, osl=group.osl, rate=group.load, most=group.most
@@ -416,15 +438,16 @@ def _start() -> Array:
 
 
 def _fit(groups: Sequence[_Group], kept: Array | None = None, near: Array | None = None) -> _Fit:
-    """The constants nearest to the shipped ones that explain the points: Gauss-Newton on logarithms, with a prior, and
-    with less weight for points that are far off (Huber), as the first run of a cold server is.
+    """The constants nearest to the shipped ones that explain the points: Gauss-Newton on the logarithms of what was
+    measured, with a prior. What is far off has less weight (Huber): a point, as the first run of a cold server is; and
+    the prior of a time that all points speak against, as of a server without graphs.
 
     kept: which points to look at; all of them when None. near: where to start from.
     """
     import numpy as np
 
-    prior = np.array([_PRIOR[name] for name in CONSTANTS])
     at = _start() if near is None else near
+    least = _bounds(groups[0])
 
     def off(at: Array) -> Array:
         found = _off(groups, at)
@@ -432,30 +455,44 @@ def _fit(groups: Sequence[_Group], kept: Array | None = None, near: Array | None
 
     there = np.isfinite(off(at))
 
+    far = np.array([_FAR if unit == "s" else np.inf for unit in CONSTANTS.values()])
+
+    def huber(size: Array, far: Array | float) -> float:
+        return float(np.where(size <= far, size**2, 2 * np.minimum(far, size) * size - far**2).sum())
+
+    def weight(size: Array, far: Array | float) -> Array:
+        return np.minimum(1.0, far / np.maximum(np.abs(size), 1e-12))
+
     def loss(at: Array) -> float:
-        size = np.abs(off(at)[there]) / _NOISE
-        huber = np.where(size < 2, size**2, 4 * size - 4)
-        return float(huber.sum() + ((at / prior) ** 2).sum())
+        return huber(np.abs(off(at)[there]) / _NOISE, _FAR) + huber(np.abs(at), far)
+
+    def slopes_at(at: Array) -> Array:
+        here = off(at)[there]
+        return np.stack([(off(at + 1e-4 * unit)[there] - here) / 1e-4 for unit in np.eye(len(at))], axis=1)
 
     now = loss(at)
     for _ in range(_ROUNDS):
-        here = off(at)[there]
-        slopes = np.stack([(off(at + 1e-4 * unit)[there] - here) / 1e-4 for unit in np.eye(len(at))], axis=1)
-        weight = np.minimum(1.0, 2 * _NOISE / np.maximum(np.abs(here), 1e-12)) / _NOISE**2
-        curve = slopes.T @ (weight[:, None] * slopes) + np.diag(prior**-2.0)
-        step = np.linalg.solve(curve, slopes.T @ (weight * here) + at / prior**2)
+        here, slopes = off(at)[there], slopes_at(at)
+        points, prior = weight(here / _NOISE, _FAR) / _NOISE**2, weight(at, far)
+        down = slopes.T @ (points * here) + prior * at
+        free = (at > least) | (down < 0)  # the others stand at their bound, and would go past it
+        curve = slopes.T @ (points[:, None] * slopes) + np.diag(prior)
+        step = np.zeros(len(at))
+        step[free] = np.linalg.solve(curve[np.ix_(free, free)], down[free])
         size = 1.0
-        while size > 1e-3 and loss(at - size * step) > now:
+        while size > 1e-3 and loss(np.maximum(at - size * step, least)) > now:
             size /= 2
-        after = loss(at - size * step)
-        if after >= now * (1 - 1e-4):
+        tried = np.maximum(at - size * step, least)
+        after = loss(tried)
+        if after >= now:
             break
-        at, now = at - size * step, after
-    here = off(at)[there]
-    noise = max(
-        _NOISE, float(np.median(np.abs(here))) * 1.4826
-    )  # the median of a normal error is 0.6745 of it
-    curve = slopes.T @ slopes / noise**2 + np.diag(prior**-2.0)
+        done, at, now = after > now * (1 - 1e-4), tried, after
+        if done:
+            break
+    here, slopes = off(at)[there], slopes_at(at)
+    # the median of a normal error is 0.6745 of its standard deviation
+    noise = max(_NOISE, float(np.median(np.abs(here))) / 0.6745)
+    curve = slopes.T @ slopes / noise**2 + np.eye(len(at))
     return _Fit(at, np.sqrt(np.diag(np.linalg.inv(curve))))
 
 
@@ -507,22 +544,20 @@ def _sum(errors: dict[str, dict[str, float]]) -> float:
 
 
 def _constants(groups: Sequence[_Group], fit: _Fit) -> list[dict[str, Any]]:
-    from math import exp
-
-    engine, told = groups[0].engine, []
+    group, told = groups[0], []
     points = sum(len(group.origins) for group in groups)
     for (name, unit), at, spread in zip(CONSTANTS.items(), fit.at, fit.spread, strict=True):
-        base = _base(engine, name)
+        value, side = _value(group, name, float(at)), _EIGHT_OF_TEN * float(spread) * _scale(group, name)
         told.append(
             {
                 "name": name,
                 "unit": unit,
-                "shipped": float(getattr(engine, name)),
-                "value": base * exp(at),
-                "low": base * exp(at - _EIGHT_OF_TEN * spread),
-                "high": base * exp(at + _EIGHT_OF_TEN * spread),
+                "shipped": float(getattr(group.engine, name)),
+                "value": value,
+                "low": max(0.0, value - side),
+                "high": value + side,
                 "points": points,
-                "trust": "measured" if spread < _TELLS * _PRIOR[name] else "default",
+                "trust": "measured" if spread < _TELLS or abs(at) > _APART * spread else "default",
             }
         )
     return told

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 from capplan.capacity import service
 from capplan.capacity.answer import Answer, Working
 from capplan.capacity.engines.deployment import Deployment
-from capplan.capacity.questions import asked, perf
+from capplan.capacity.questions import asked, gpu_terms, perf
 from capplan.capacity.questions.deployed import Deployed
-from capplan.capacity.questions.engine_fit import checked, servable
 from capplan.capacity.step_time.calibration import Calibration
 from capplan.errors import InputError
 from capplan.models.resolve import with_tower
@@ -141,8 +140,7 @@ def compare(
     if not cards:
         raise InputError("no gpu given; name at least one, such as h200-sxm (capplan gpus)")
     spec, towers = with_tower(spec)
-    flags = checked(deployment or Deployment())
-    servable(spec, flags)
+    flags = deployment or Deployment()
     isl, osl = perf.lengths(isl, osl)
     (load,) = perf.loads_of([concurrency])
     measured = {found.gpu: found for found in calibrations}
@@ -170,6 +168,8 @@ def compare(
         if (why_not := perf.refused(found, isl + osl)) is not None:
             rows.append(_row(card, found, why_not, {}, work))
             continue
+        perf.given(found, calibration, work)
+        _costs(card, work)
         at = perf.row(found, isl, osl, load, calibration, work, label=f"{card.id}, ")
         rows.append(_row(card, found, None, at, work))
         curves += [
@@ -249,6 +249,21 @@ def _row(
     }
 
 
+def _costs(card: Gpu, work: Working) -> None:
+    """The power and the prices that are divided by, with their sources."""
+    for name, watts, key in (
+        ("power of the board", card.tdp_watts, "board.tdp"),
+        ("power, all-in", card.all_in_power_watts, "board.all_in_power"),
+    ):
+        if watts is not None:
+            work.read(name, watts, "W", gpu_terms.source_of(card, key))
+    paid = [each for each in card.prices if each.basis != "ownership-cost-model"]
+    for end, name in zip(card.price_range or (), ("lowest price", "highest price"), strict=False):
+        price = next(each for each in paid if each.usd_per_gpu_hour == end)
+        told = ", ".join(part for part in (price.basis, price.what, price.date or "undated") if part)
+        work.read(name, end, "USD/hour", told)
+
+
 def _best(rows: Sequence[dict[str, Any]]) -> dict[str, str]:
     """The best GPU of each column, among those that fit and are on record."""
     found = {}
@@ -270,7 +285,10 @@ def _merged(works: Sequence[Working], cards: Sequence[Gpu]) -> Working:
                 shared = all(text in others for others in told)
                 line = text if shared or text.startswith(card.id) else f"{card.id}: {text}"
                 (whole.assume if kind == "assumptions" else whole.warn)(line)
-    for work in works:
+    for card, work in zip(cards, works, strict=True):
         whole.steps += work.steps
-        whole.given += [given for given in work.given if given not in whole.given]
+        for each in work.given:
+            own = "." not in each.name  # constants of the engine are everybody's, but for a calibration's
+            named = each._replace(name=f"{card.id}: {each.name}" if own else each.name)
+            whole.given += [named] if named not in whole.given else []
     return whole

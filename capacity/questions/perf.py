@@ -65,7 +65,8 @@ class Perf(Answer):
     why_not: str | None
     weight_bytes: float  # of one rank
     kv_bytes: float
-    most_requests: float | None  # of these lengths in the memory of all ranks
+    most_requests: float | None  # of these lengths that run at once, on all ranks; None without a bound
+    most_by: str  # what bounds them: memory or max-num-seqs
     engine_constants: tuple[
         dict[str, Any], ...
     ]  # times in seconds; `from` is engine_steps.toml or a calibration
@@ -91,12 +92,12 @@ class Perf(Answer):
             f"{where}, prompts of {tokens(inputs['isl'])}, answers of {tokens(inputs['osl'])}: "
             f"{best['output_tokens_per_s']:,.0f} output tok/s at {counted(best['concurrency'], 'request')}"
         )
-        room = "memory holds" if self.most_requests is not None else "memory sets no bound"
-        facts = (
+        facts = [
             ("weights", gib(self.weight_bytes), "of one rank"),
             ("KV cache", gib(self.kv_bytes), "of one rank"),
-            (room, f"{self.most_requests:,.0f}" if self.most_requests is not None else "", "such requests"),
-        )
+        ]
+        if self.most_requests is not None:
+            facts.append(("at once", f"{int(self.most_requests):,}", f"such requests, by {self.most_by}"))
         heads = (
             "concurrency",
             "TTFT",
@@ -136,7 +137,7 @@ class Perf(Answer):
             for row in self.at
         )
         tables = [
-            Table(facts),
+            Table(tuple(facts)),
             Table(rows, heads),
             Table(ranges, ("concurrency", "TTFT from to", "TPOT from to", "output tok/s from to")),
         ]
@@ -197,7 +198,7 @@ def perf(
     found = measured(found, calibration, work)
     why_not = refused(found, isl + osl)
     work.assume(*found.assumptions)
-    _given(found, calibration, work)
+    given(found, calibration, work)
     rows = []
     if why_not is None:
         work.assume(STEADY)
@@ -225,6 +226,7 @@ def perf(
         weight_bytes=found.memory.weights,
         kv_bytes=max(0.0, found.memory.kv),
         most_requests=most if isfinite(most) else None,
+        most_by=_bound(found, isl + osl),
         engine_constants=_constants(found, calibration),
         at=tuple(rows),
         **work.shown(),
@@ -264,22 +266,21 @@ def placed(
     longest: tokens of a request, prompt and answer. requests: so many are to fit at once; if no number of ranks of
     one node holds them all, one is enough. Raises InputError where no number of ranks can divide the model.
     """
-    servable(model, checked(flags))
     if flags.max_model_len is None:
         flags = replace(flags, max_model_len=longest)
         work.assume(f"max_model_len is a request's {longest:,} tokens, prompt and answer (--max-model-len)")
     if model.max_context and longest > model.max_context:
         work.warn(f"{longest:,} tokens: past the {model.max_context:,} that {model.id} was made for")
     if tp is not None:
-        return deployed(model, gpu, checked(replace(flags, tensor_parallel_size=tp)))
+        return _deployed(model, gpu, replace(flags, tensor_parallel_size=tp))
     last, fewest, why = None, None, None
     node = gpu.max_gpus_per_node or _NODE
     for ranks in _RANKS:
         if fewest is not None and ranks > node:
             break
         try:
-            last = deployed(model, gpu, replace(flags, tensor_parallel_size=ranks))
-        except InputError as error:  # heads that can't be divided so
+            last = _deployed(model, gpu, replace(flags, tensor_parallel_size=ranks))
+        except InputError as error:  # heads or data-parallel replicas that can't be divided so
             why = why or error
             continue
         if refused(last, longest) is None:
@@ -297,6 +298,11 @@ def placed(
             holds = f"one request, since no number in one node holds all {requests:,}"
         work.assume(f"tensor-parallel size: the smallest whose memory holds {holds} (--tp)")
     return found
+
+
+def _deployed(model: Model, gpu: Gpu, flags: Deployment) -> Deployed:
+    servable(model, checked(flags))
+    return deployed(model, gpu, flags)
 
 
 def refused(found: Deployed, longest: int) -> str | None:
@@ -418,13 +424,17 @@ def row(
 
 def _limit(found: Deployed, serving: Serving, longest: int, concurrency: float) -> str:
     """What stands in the way of more: the cache, the engine's own bound of a batch, prompts, or decoding."""
-    most = found.most(longest)
-    if concurrency > most:
-        return "max-num-seqs" if found.flags.max_num_seqs == most else "memory"
+    if concurrency > found.most(longest):
+        return _bound(found, longest)
     return "prefill" if serving.prefill_share > _PREFILL_BOUND else "decode"
 
 
-def _given(found: Deployed, calibration: Calibration | None, work: Working) -> None:
+def _bound(found: Deployed, longest: int) -> str:
+    """What bounds the requests that run at once."""
+    return "max-num-seqs" if found.flags.max_num_seqs == found.most(longest) else "memory"
+
+
+def given(found: Deployed, calibration: Calibration | None, work: Working) -> None:
     """The figures that the times stand on, with their sources."""
     gpu_terms.memory(found.gpu, "engine", work)
     gpu_terms.bandwidth(found.gpu, work)
