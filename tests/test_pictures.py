@@ -30,6 +30,8 @@ PICTURES = {
     "fit": ("fit", "llama-3.1-8b", "--gpu", "l4", "--context", "4k,8k,16k"),
     "fit-none": ("fit", "llama-3.3-70b", "--gpu", "l4"),
     "roofline": ("roofline", "llama-3.1-8b", "--gpu", "l4", "--context", "4k,8k,16k"),
+    "decode": ("decode", "qwen3-30b-a3b", "--gpu", "h100", "--tp", "2", "--context", "4k,8k"),
+    "prefill": ("prefill", "llama-3.1-8b", "--gpu", "l4", "--tp", "1", "--context", "4k,8k,16k"),
     "whiteboard": ("whiteboard", "70b-class", "--gpu", "h200", "--weights", "fp8", "--context", "4k,8k,16k"),
     "perf": ("perf", "llama-3.1-8b", "--gpu", "h100", "--concurrency", "1..64"),
     "compare": ("compare", "llama-3.1-8b", "--gpus", "h100,l40s"),
@@ -103,6 +105,10 @@ def test_svg(args: tuple[str, ...], run: Run) -> None:
         assert "ridge 4" in written
         for tokens in ("4,000", "8,000", "16,000"):
             assert f"{tokens} tokens" in written
+    if args[0] == "decode":
+        assert {"at 4,000 tokens", "at 8,000 tokens", "experts", "collectives", "fixed costs"} <= set(
+            written.split("\n")
+        )
     if args[0] in ("fit", "whiteboard") and "l4" not in args:
         assert "weights 65.19 GiB" in written
         for tokens in ("4k", "8k", "16k"):

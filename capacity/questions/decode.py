@@ -144,7 +144,10 @@ def decode(
         lengths = lengths[:1]
     found = placed(spec, card, deployment or Deployment(), max(lengths), tp, work)
     found = measured(found, calibration, work)
-    work.assume(*found.assumptions, pass_parts.RANGE)
+    work.assume(*found.assumptions)
+    if calibration is None:
+        work.assume(pass_parts.RANGE)
+    off = calibration.tpot_off if calibration else None
     if found.plan.dp > 1:
         work.assume("a batch is of each data-parallel rank; rates are of all ranks")
     if found.plan.pp > 1:
@@ -157,7 +160,7 @@ def decode(
             one = one_pass(
                 found.plan, found.chip, found.engine, Step(decode=float(batch), context=float(context))
             )
-            rows.append(_row(found, one, batch, context))
+            rows.append(_row(found, one, batch, context, off))
             shown[batch, context] = one
     for row in rows:
         if not row["fits"] and batches is not None:
@@ -177,9 +180,9 @@ def decode(
     )
 
 
-def _row(found: Deployed, one: Pass, batch: int, context: int) -> dict[str, Any]:
+def _row(found: Deployed, one: Pass, batch: int, context: int, off: float | None) -> dict[str, Any]:
     parts = [(1.0, one)]
-    time, held = pass_parts.time_of(parts, found.chip), passes.held_bytes(one)
+    time, held = pass_parts.time_of(parts, found.chip, off), passes.held_bytes(one)
     most, least = pass_parts.most_of(found, context), passes.floor(one, found.chip)
     rate = batch * found.plan.pp * found.ranks / time["time_s"]
     return {

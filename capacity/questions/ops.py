@@ -161,8 +161,9 @@ def ops(
         )
     work.assume(*found.assumptions, pass_parts.RANGE)
     one = one_pass(found.plan, found.chip, found.engine, step)
+    off = None if calibration is None else calibration.tpot_off if prompt is None else calibration.ttft_off
     pass_parts.show_working(found, one, work, "the pass")
-    held, times = passes.held_bytes(one), pass_parts.time_of([(1, one)], found.chip)
+    held, times = passes.held_bytes(one), pass_parts.time_of([(1, one)], found.chip, off)
     return Ops(
         inputs=pass_parts.inputs_of(found) | {"batch": batch, "context": context, "prompt": prompt},
         gpus=found.gpus,
@@ -201,7 +202,7 @@ def _rows(found: Deployed, one: Pass) -> list[dict[str, Any]]:
             "bound_by": "fixed",
         }
         for cost in one.fixed
-        if cost.count
+        if cost.seconds
     ]
     return sorted(rows, key=lambda row: -row["time_s"])
 

@@ -135,28 +135,24 @@ def report(answer: Prefill) -> Report:
     )
     rows = tuple(
         (
-            tokens(row["prompt"]),
+            f"{row['prompt']:,}",
             seconds(row["time_s"]),
             f"{seconds(row['low_s'])} - {seconds(row['high_s'])}",
             f"{row['passes']:,}",
             row["bound_by"],
             f"{100 * row['utilisation']:.0f}%",
             f"{row['prompt'] / row['time_s']:,.0f}",
-            seconds(row["peak_s"]),
         )
         for row in answer.at
     )
     groups, shares = pass_parts.group_table(answer.at)
-    parts = tuple(
-        (tokens(row["prompt"]), *share, f"{row['attention_over_linear']:.2f}")
-        for row, share in zip(answer.at, shares, strict=True)
-    )
-    heads = ("prompt", "time", "from - to", "passes", "bound by", "of peak", "tok/s", "at peak")
+    parts = tuple((f"{row['prompt']:,}", *share) for row, share in zip(answer.at, shares, strict=True))
+    heads = ("tokens", "time", "from - to", "passes", "bound by", "of peak", "tok/s")
     return Report(
         headline,
         (
             Table(rows, heads),
-            Table(parts, ("prompt", *groups, "attention / linear FLOP"), "Its parts"),
+            Table(parts, ("tokens", *groups), "Its parts"),
         ),
         answer.assumptions,
         answer.warnings,
