@@ -145,7 +145,7 @@ def _middle(asked: Mapping[str, float], rows: Mapping[str, Start]) -> float:
     """Of the families' medians."""
     by_family: dict[str, list[float]] = {}
     for case, value in asked.items():
-        by_family.setdefault(rows[case].model.family, []).append(value)
+        by_family.setdefault(family(rows[case].model), []).append(value)
     return median_low(median(values) for values in by_family.values())
 
 
@@ -156,9 +156,9 @@ def rounded(value: float) -> float:
 # --- the errors -----------------------------------------------------------------------------------------------
 
 
-def families(rows: Mapping[str, Start]) -> dict[str, str]:
-    """The family of every case's model."""
-    return {case: start.model.family for case, start in rows.items()}
+def family(model: Model) -> str:
+    """What a maker calls its models: qwen of qwen2, qwen3_moe and qwen3_5_moe."""
+    return re.split(r"[^a-z]", model.family)[0]
 
 
 def predictions(path: Path, given: Sequence[str]) -> list[dict[str, Any]]:
@@ -172,11 +172,11 @@ def predictions(path: Path, given: Sequence[str]) -> list[dict[str, Any]]:
 
 def left_out(path: Path, rows: Mapping[str, Start], given: Sequence[str]) -> list[dict[str, Any]]:
     """Every row predicted with constants made without its own family."""
-    of, found = families(rows), []
-    for family in sorted(set(of.values())):
-        made = fitted({case: start for case, start in rows.items() if of[case] != family})
+    of, found = {case: family(start.model) for case, start in rows.items()}, []
+    for left in sorted(set(of.values())):
+        made = fitted({case: start for case, start in rows.items() if of[case] != left})
         with held(made):
-            found += [row for row in predictions(path, given) if of[row["case_id"]] == family]
+            found += [row for row in predictions(path, given) if of[row["case_id"]] == left]
     return found
 
 

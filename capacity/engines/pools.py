@@ -11,7 +11,7 @@ from capplan.capacity.engines.defaults import NEWEST, data, version_of
 from capplan.capacity.engines.deployment import Deployment
 from capplan.capacity.engines.device import Device
 from capplan.capacity.engines.vllm_allocator import Allocation, allocate
-from capplan.capacity.engines.vllm_blocks import attention_block
+from capplan.capacity.engines.vllm_blocks import attention_block, states_of
 from capplan.capacity.engines.vllm_rules import Settings, ordered, rules
 from capplan.errors import InputError
 from capplan.models.spec import Attention, LatentAttention, Model, Part
@@ -60,11 +60,17 @@ def told_by_block(model: Model, device: Device, flags: Deployment) -> tuple[Depl
     States grow with the tokens speculated. Where no number of them makes the block, it is taken as it is.
     """
     said = flags.num_speculative_tokens
+    if not states_of(model):  # a block that was asked for, after all
+        return replace(flags, block_size=flags.hybrid_block, hybrid_block=None), []
     for tokens in (said,) if said or not model.drafts_cached else range(_MOST_SPECULATED + 1):
         method = flags.speculative_method or ("mtp" if tokens else None)
         tried = replace(flags, num_speculative_tokens=tokens, speculative_method=method, hybrid_block=None)
         settings = _settings(model, device, tried)
-        if attention_block(model, settings, rules(settings.version))[0] == flags.hybrid_block:
+        try:
+            block = attention_block(model, settings, rules(settings.version))[0]
+        except InputError:
+            break  # a block that is not on record
+        if block == flags.hybrid_block:
             told = f"a block of {flags.hybrid_block:,} tokens: {tokens} are speculated at a time (MTP)"
             return tried, [] if tokens == said else [told]
     return flags, [f"a block of {flags.hybrid_block:,} tokens is taken as it is"]

@@ -172,8 +172,8 @@ def _method(text: str) -> str | None:
 
 
 def _drafter(row: Row) -> str | None:
-    """The drafter that the notes name, where it is on record."""
-    name = noted(row, "drafter")
+    """The drafter that the notes name, where it is on record for vLLM."""
+    name = noted(row, "drafter") if engine(row) == "vllm" else None
     return name if name and drafters.known(name) else None
 
 

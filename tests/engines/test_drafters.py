@@ -1,5 +1,7 @@
 """Draft models with a cache of their own, and what a hybrid's block tells of speculation: against published logs."""
 
+import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ from capplan.errors import DataFileError, InputError, UnknownNameError
 from capplan.models import drafters
 from capplan.models.registry import model
 
+Run = Callable[..., tuple[int, str, str]]
 GIB = 2**30
 EAGLE = """
 id = "mine"
@@ -88,6 +91,29 @@ def test_a_block_that_nothing_makes_is_taken_as_it_is() -> None:
     found = start("qwen3.6-35b-a3b-nvfp4", "0.19.2", 47.55, hybrid_block=2000, max_model_len=131072)
     assert found.num_blocks == 47.55 * GIB // (2000 * 2048 * 10)
     assert "a block of 2,000 tokens is taken as it is" in found.assumptions
+
+
+def test_a_block_of_a_model_without_states_was_asked_for() -> None:
+    told, said = (start("qwen3-8b", "0.19.0", 30, **{name: 48}) for name in ("hybrid_block", "block_size"))
+    assert (told.num_blocks, told.deployment.hybrid_block) == (said.num_blocks, None)
+
+
+def test_a_block_that_can_not_be_worked_out_is_taken_as_it_is() -> None:
+    """Mamba with prefix caching: its block goes by a chunk of the kernel, which is not on record."""
+    flags: dict[str, Any] = {"enable_prefix_caching": True, "kv_cache_dtype": "fp8"}
+    found = start("nemotron-3-super-120b-a12b", "0.19.2", 36.25, hybrid_block=8432, **flags)
+    assert any("8,432 tokens is taken as it is" in said for said in found.assumptions)
+
+
+def test_command(run: Run) -> None:
+    line = f"fit qwen3.6-35b-a3b-nvfp4 --gpu gb10 --engine-version 0.22.0 --draft {DFLASH}"
+    deployment = json.loads(run(*line.split(), "--json")[1])["inputs"]["deployment"]
+    assert (deployment["draft_model"], deployment["num_speculative_tokens"]) == (DFLASH, 15)
+    told = json.loads(run(*line.split(), "--spec-tokens", "7", "--json")[1])["inputs"]["deployment"]
+    assert (told["speculative_method"], told["num_speculative_tokens"]) == ("dflash", 7)
+    code, out, err = run("fit", "qwen3-8b", "--gpu", "h100", "--draft", "z-lab/none")
+    assert (code, out) == (2, "")
+    assert err.startswith("error: unknown drafter 'z-lab/none'")
 
 
 def test_eagle_adds_a_layer_like_the_targets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
