@@ -19,6 +19,7 @@ ROOT = Path(__file__).parent.parent
 LLAMA = ("llama-3.3-70b", "--gpu", "h200-sxm", "--weights", "fp8", "--kv", "fp16")
 
 DEPLOYED = ("model", "gpu", "engine", "engine_version", "deployment")
+SERVED = ("isl", "osl", "concurrency", "tier")
 
 # command -> its arguments, the schema it prints, the keys of its inputs
 ENVELOPES: dict[str, tuple[tuple[str, ...], str, set[str]]] = {
@@ -45,6 +46,12 @@ ENVELOPES: dict[str, tuple[tuple[str, ...], str, set[str]]] = {
         ("whiteboard", *LLAMA),
         "whiteboard",
         {"model", "gpu", "weights", "kv", "contexts", "reserve_bytes", "tier"},
+    ),
+    "perf": (("perf", *LLAMA[:5]), "perf", {*DEPLOYED, *SERVED, "calibration"}),
+    "compare": (
+        ("compare", "llama-3.3-70b", "--gpus", "h200,b200"),
+        "compare",
+        {*DEPLOYED, *SERVED, "gpus", "tensor_parallel_size", "calibrations"} - {"gpu"},
     ),
     "gpus": (("gpus",), "gpus", {"containing", "dtype", "min_memory_bytes", "sort"}),
     "gpu": (("gpus", "h200-sxm"), "gpu", {"gpu"}),

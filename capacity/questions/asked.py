@@ -32,7 +32,10 @@ def known_tier(tier: str) -> Tier:
     if tier == "engine":
         return "engine"
     if tier == "measured":
-        raise InputError("tier 'measured' needs a calibration file, which a later version reads; use engine")
+        raise InputError(
+            "tier 'measured' needs a calibration file, which perf, compare, decode, prefill and ops take with "
+            "--calibration; use engine"
+        )
     nearest = near_misses(tier, TIERS, count=1) if isinstance(tier, str) else []
     hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
     raise InputError(f"unknown tier {tier!r}; one of {', '.join(TIERS)}{hint}")

@@ -40,8 +40,8 @@ STEADY = (
     "moments, when all come at once, is not counted"
 )
 _RANGE = (
-    "ranges are those that measured kernels lie in, all erring the same way; how engines differ from "
-    "release to release comes on top"
+    "ranges are those that measured kernels lie in, all erring the same way; `capplan validate performance` says how far "
+    "whole predictions are off"
 )
 
 

@@ -103,14 +103,7 @@ def loads(texts: list[str] | None, most: int | None = None) -> list[int]:
     for text in texts or ():
         with opt.naming("--concurrency"):
             if ".." in text:
-                first, _, last = text.partition("..")
-                low, high = units.parse_count(first, "request"), units.parse_count(last, "request")
-                if not 0 < low < high:
-                    raise InputError(
-                        f"--concurrency {text!r} is no range; write the smaller end first, such as 1..512"
-                    )
-                doubled = [low * 2**i for i in range((high // low).bit_length())]
-                found += [*(count for count in doubled if count < high), high]
+                found += opt.doubling(text, "--concurrency", "request", "1..512")
             else:
                 found += [units.parse_count(item, "request") for item in text.split(",")]
     if most is not None and len(found) > most:
