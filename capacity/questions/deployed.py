@@ -50,7 +50,7 @@ class Deployed:
 
 
 def deployed(model: Model, gpu: Gpu, asked: Deployment) -> Deployed:
-    """What a deployment runs. tensor_parallel_size counts as the engine counts it: SGLang's data-parallel
+    """What a deployment runs. tensor_parallel_size counts as the engine counts it: but for vLLM's, data-parallel
     attention lies inside of it.
 
     Raises InputError for flags that the engine or the model does not allow, and for a model known by its size alone.
@@ -59,9 +59,11 @@ def deployed(model: Model, gpu: Gpu, asked: Deployment) -> Deployed:
     flags = with_defaults(model, device, asked)
     kv, assumed = cache_format(quantized(model, flags.quantization), flags)
     tp, dp = flags.tensor_parallel_size, flags.data_parallel_size
-    if flags.engine == "sglang" and dp > 1:
+    if flags.attention_replicas > 1:
         if tp % dp:
-            raise InputError(f"SGLang's {dp} data-parallel ranks do not divide its {tp} tensor-parallel ones")
+            raise InputError(
+                f"the {dp} data-parallel ranks of {flags.engine} do not divide its {tp} tensor-parallel ones"
+            )
         tp //= dp
     plan = layout(
         model,

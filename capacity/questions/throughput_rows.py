@@ -250,7 +250,7 @@ def _plan(
     )
     flags = Deployment(
         engine=engine,
-        tensor_parallel_size=tp * dp if engine == "sglang" else tp,  # its data parallelism lies inside
+        tensor_parallel_size=tp if engine == "vllm" else tp * dp,  # the others' data parallelism lies inside
         pipeline_parallel_size=pp,
         data_parallel_size=dp,
         enable_expert_parallel=whole_experts,
