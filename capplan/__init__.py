@@ -23,10 +23,12 @@ __all__ = [
     "UnknownNameError",
     "__version__",
     "compare",
+    "decode",
     "fit",
     "gpu",
     "kv",
     "model",
+    "ops",
     "perf",
     "prefill",
     "roofline",
@@ -36,8 +38,10 @@ __all__ = [
 if TYPE_CHECKING:
     from capplan.capacity.engines.deployment import Deployment
     from capplan.capacity.questions.compare import compare
+    from capplan.capacity.questions.decode import decode
     from capplan.capacity.questions.fit import fit
     from capplan.capacity.questions.kv import kv
+    from capplan.capacity.questions.ops import ops
     from capplan.capacity.questions.perf import perf
     from capplan.capacity.questions.prefill import prefill
     from capplan.capacity.questions.roofline import roofline
@@ -57,10 +61,12 @@ if TYPE_CHECKING:
 _HOMES = {
     "Deployment": "capplan.capacity.engines.deployment",
     "compare": "capplan.capacity.questions.compare",
+    "decode": "capplan.capacity.questions.decode",
     "fit": "capplan.capacity.questions.fit",
     "gpu": "capplan.hardware.registry",
     "kv": "capplan.capacity.questions.kv",
     "model": "capplan.models.registry",
+    "ops": "capplan.capacity.questions.ops",
     "perf": "capplan.capacity.questions.perf",
     "prefill": "capplan.capacity.questions.prefill",
     "roofline": "capplan.capacity.questions.roofline",

@@ -72,7 +72,7 @@ class Decode(Answer):
             groups, shares = pass_parts.group_table(rows)
             parts = tuple((_batch(row), *share, *_read(row)) for row, share in zip(rows, shares, strict=True))
             heads = ("batch", *groups, "weights GB", "cache GB")
-            tables.append(Table(parts, heads, "Its parts, and what one GPU reads"))
+            tables.append(Table(parts, heads, f"Its parts, and what {pass_parts.readers(self.inputs)} reads"))
         return Report(headline, tuple(tables), self.assumptions, self.warnings)
 
 
@@ -142,7 +142,8 @@ def decode(
     lengths = asked.known_contexts(contexts, spec, work)
     if contexts is None:
         lengths = lengths[:1]
-    found = placed(spec, card, deployment or Deployment(), max(lengths), tp, work)
+    longest = max(lengths)
+    found = placed(spec, card, pass_parts.allowing(deployment, longest), longest, tp, work)
     found = measured(found, calibration, work)
     work.assume(*found.assumptions)
     if calibration is None:
@@ -156,11 +157,12 @@ def decode(
         )
     rows, shown = [], {}
     for context in lengths:
+        most = pass_parts.most_of(found, context)
         for batch in sizes:
             one = one_pass(
                 found.plan, found.chip, found.engine, Step(decode=float(batch), context=float(context))
             )
-            rows.append(_row(found, one, batch, context, off))
+            rows.append(_row(found, one, batch, context, most, off))
             shown[batch, context] = one
     for row in rows:
         if not row["fits"] and batches is not None:
@@ -180,10 +182,12 @@ def decode(
     )
 
 
-def _row(found: Deployed, one: Pass, batch: int, context: int, off: float | None) -> dict[str, Any]:
+def _row(
+    found: Deployed, one: Pass, batch: int, context: int, most: float, off: float | None
+) -> dict[str, Any]:
     parts = [(1.0, one)]
     time, held = pass_parts.time_of(parts, found.chip, off), passes.held_bytes(one)
-    most, least = pass_parts.most_of(found, context), passes.floor(one, found.chip)
+    least = passes.floor(one, found.chip)
     rate = batch * found.plan.pp * found.ranks / time["time_s"]
     return {
         "context": context,

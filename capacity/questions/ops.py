@@ -51,7 +51,7 @@ class Ops(Answer):
     def report(self) -> Report:
         from capplan.report import Report, Table
 
-        inputs = self.inputs
+        inputs, reader = self.inputs, pass_parts.readers(self.inputs)
         batch, context, prompt = inputs["batch"], inputs["context"], inputs["prompt"]
         if prompt is None:
             done = f"a decode pass of {counted(batch, 'sequence')} at {tokens(context)}"
@@ -81,8 +81,8 @@ class Ops(Answer):
                 seconds(self.floor_s),
                 f"what the GPU allows; the pass takes {self.time_s / self.floor_s:.2f} x",
             ),
-            ("weights read", f"{self.weight_bytes_read / 1e9:,.4g} GB", "on one GPU"),
-            ("cache read", f"{self.cache_bytes_read / 1e9:,.4g} GB", "on one GPU"),
+            ("weights read", f"{self.weight_bytes_read / 1e9:,.4g} GB", f"by {reader}"),
+            ("cache read", f"{self.cache_bytes_read / 1e9:,.4g} GB", f"by {reader}"),
         )
         heads = ("operation", "bound by", "share", "time", "one", "times", "GFLOP", "MB", "dtype")
         return Report(
@@ -143,7 +143,7 @@ def ops(
     empty = prompt is not None and not context
     context = 0 if empty else asked.known_contexts(context, spec, work)[0]
     length = context + (prompt or 1)
-    found = placed(spec, card, deployment or Deployment(), length, tp, work)
+    found = placed(spec, card, pass_parts.allowing(deployment, length), length, tp, work)
     found = measured(found, calibration, work)
     if prompt is None:
         step = Step(decode=float(batch), context=float(context))

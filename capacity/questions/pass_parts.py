@@ -14,7 +14,8 @@ from capplan.capacity.roofline import operation_time
 from capplan.capacity.step_time import passes
 from capplan.capacity.step_time.chip import Chip
 from capplan.capacity.step_time.passes import Pass, Timed
-from capplan.units import counted
+from capplan.errors import InputError
+from capplan.units import counted, tokens
 
 Passes = Sequence[tuple[float, Pass]]  # so many of each
 
@@ -55,9 +56,25 @@ def inputs_of(found: Deployed) -> dict[str, Any]:
     }
 
 
-def most_of(found: Deployed, tokens: int) -> float:
+def allowing(deployment: Deployment | None, longest: int) -> Deployment:
+    """The flags as they are. Raises InputError where the engine would refuse a request of so many tokens."""
+    flags = deployment or Deployment()
+    if flags.max_model_len is not None and longest > flags.max_model_len:
+        raise InputError(
+            f"{tokens(longest)} are past max_model_len {flags.max_model_len:,}, which refuses them"
+        )
+    return flags
+
+
+def most_of(found: Deployed, length: int) -> float:
     """Sequences of so many tokens that one pass can have: each stage of a pipeline has another batch."""
-    return found.most(tokens) / found.plan.pp
+    return found.most(length) / found.plan.pp
+
+
+def readers(inputs: dict[str, Any]) -> str:
+    """Whose bytes an answer tells."""
+    stages = inputs["deployment"]["pipeline_parallel_size"]
+    return "one GPU" if stages == 1 else f"one GPU of each of {stages} stages"
 
 
 def time_of(parts: Passes, chip: Chip, off: float | None = None) -> dict[str, float]:

@@ -48,6 +48,7 @@ def by_operations(
     else:
         weights = asked.weights_precision(flags.quantization, spec)
     longest = prompts[0] if contexts is None else max(prompts)  # of the usual ones, the others may not fit
+    flags = pass_parts.allowing(flags, longest)
     found = measured(placed(spec, card, flags, longest, tp, work), calibration, work)
     work.assume(*found.assumptions)
     if calibration is None:
