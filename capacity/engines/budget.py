@@ -117,7 +117,7 @@ def budget(
         left = kv_bytes
     if flags.kv_cache_memory_bytes is not None:
         left = float(flags.kv_cache_memory_bytes)
-    told += sampler_assumed(model, flags)
+    told += sampler_assumed(model, device, flags)
     here = model if len(counts) == 1 else model._replace(layers=model.layers[start : start + layers])
     pool = vllm_pool(here, device, flags, left)
     return Budget(

@@ -142,24 +142,24 @@ def activation_peak(
         tokens = max(tokens, flags.max_model_len or 0)
     hidden, tp = 2 * model.hidden_size, flags.tensor_parallel_size  # in 16 bit
     peak = forward_peak(tokens, _HIDDEN_COPIES + taps, hidden, 2 * _widest(model, tp))
-    per_entry = constant("sampler_sorting_bytes") if sorts(flags) else _SAMPLER_BYTES
+    per_entry = constant("sampler_sorting_bytes") if sorts(device, flags) else _SAMPLER_BYTES
     if samples:
         logits = sampler_peak(per_entry, flags.max_num_seqs or 0, model.vocab_size or 0)
         peak = max(peak, logits + forward_peak(tokens, 1, hidden, 0))
     return peak + constant("workspace_bytes") + _sparse_workspace(model, flags)
 
 
-def sorts(flags: Deployment) -> bool:
+def sorts(device: Device, flags: Deployment) -> bool:
     """Whether the sampler sorts all logits; a kernel does without, of vLLM's own or of FlashInfer's package."""
     sampler = defaults(flags.version or NEWEST)["sampler"]
     if sampler == "kernel":
         return (flags.max_num_seqs or 0) < _SORTED_BELOW
-    return sampler == "sorts" or not flags.flashinfer
+    return sampler == "sorts" or not flags.flashinfer or device.generation == "rocm"
 
 
-def sampler_assumed(model: Model, flags: Deployment) -> list[str]:
+def sampler_assumed(model: Model, device: Device, flags: Deployment) -> list[str]:
     """What is taken for granted of FlashInfer's package, where it decides about the sampler."""
-    if defaults(flags.version or NEWEST)["sampler"] != "flashinfer" or not flags.flashinfer:
+    if defaults(flags.version or NEWEST)["sampler"] != "flashinfer" or sorts(device, flags):
         return []
     entries = (flags.max_num_seqs or 0) * (model.vocab_size or 0)
     more = (constant("sampler_sorting_bytes") - _SAMPLER_BYTES) * entries

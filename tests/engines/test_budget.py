@@ -55,6 +55,11 @@ def test_flashinfer_does_not_sort() -> None:
     assert peak("0.11.0", flashinfer=False) == pytest.approx(peak("0.11.1"))
     assert peak("0.11.1") == pytest.approx(37.7 * 1024 * 131072 / GIB, rel=0.05)
     assert peak("0.19.0", flashinfer=False) == peak("0.19.0")
+    rocm = Device(total_bytes=191.98 * GIB, generation="rocm", name="mi300x")
+    flags = vllm("0.11.0", max_num_seqs=1024, max_model_len=8192)
+    found = budget(model("mistral-small-24b"), rocm, flags)  # a package for CUDA
+    assert found.activation_peak == budget(model("mistral-small-24b"), H100, vllm("0.11.1")).activation_peak
+    assert not any("FlashInfer" in said for said in found.assumptions)
 
 
 def test_what_a_sampler_would_take_without_flashinfer_is_said() -> None:
