@@ -18,7 +18,7 @@ Run = Callable[..., tuple[int, str, str]]
 ROOT = Path(__file__).parent.parent
 LLAMA = ("llama-3.3-70b", "--gpu", "h200-sxm", "--weights", "fp8", "--kv", "fp16")
 
-DEPLOYED = ("model", "gpu", "engine", "engine_version", "deployment")
+DEPLOYED = ("model", "gpu", "engine", "engine_version", "deployment", "tier", "calibration")
 SERVED = ("isl", "osl", "concurrency", "tier")
 
 # command -> its arguments, the schema it prints, the keys of its inputs
@@ -33,7 +33,7 @@ ENVELOPES: dict[str, tuple[tuple[str, ...], str, set[str]]] = {
     "prefill": (
         ("prefill", *LLAMA[:5]),
         "prefill",
-        {*DEPLOYED, "weights", "contexts", "utilisation", "tier"},
+        {*DEPLOYED, "weights", "contexts", "utilisation"},
     ),
     "prefill-by-utilisation": (
         ("prefill", *LLAMA[:5], "--utilisation", "50%"),
@@ -47,11 +47,11 @@ ENVELOPES: dict[str, tuple[tuple[str, ...], str, set[str]]] = {
         "whiteboard",
         {"model", "gpu", "weights", "kv", "contexts", "reserve_bytes", "tier"},
     ),
-    "perf": (("perf", *LLAMA[:5]), "perf", {*DEPLOYED, *SERVED, "calibration"}),
+    "perf": (("perf", *LLAMA[:5]), "perf", {*DEPLOYED, *SERVED}),
     "compare": (
         ("compare", "llama-3.3-70b", "--gpus", "h200,b200"),
         "compare",
-        {*DEPLOYED, *SERVED, "gpus", "tensor_parallel_size", "calibrations"} - {"gpu"},
+        {*DEPLOYED, *SERVED, "gpus", "tensor_parallel_size", "calibrations"} - {"gpu", "calibration"},
     ),
     "gpus": (("gpus",), "gpus", {"containing", "dtype", "min_memory_bytes", "sort"}),
     "gpu": (("gpus", "h200-sxm"), "gpu", {"gpu"}),

@@ -156,7 +156,8 @@ def test_exit_code(args: tuple[str, ...], code: int, run: Run) -> None:
 def test_the_headline_is_the_largest_batch_that_fits() -> None:
     found = decode("llama-3.1-8b", "h100", batches=[1, 32, 100_000], contexts=[1000, 2000])
     row = next(row for row in found.at if (row["batch"], row["context"]) == (32, 1000))
-    assert f"{seconds(row['time_s'])} between tokens with 32 sequences of 1,000 tokens" in str(found)
+    told = f"{seconds(row['time_s'])} between tokens ({seconds(row['low_s'])} - {seconds(row['high_s'])})"
+    assert f"{told} with 32 sequences of 1,000 tokens" in str(found)
 
 
 # --- prefill ------------------------------------------------------------------------------------------
@@ -286,6 +287,9 @@ def test_a_calibration_replaces_constants_and_ranges() -> None:
     (row,) = decode("llama-3.1-8b", "h100", batches=4, calibration=file).at
     assert row["time_s"] > 0.05 > plain["time_s"]
     assert row["high_s"] == pytest.approx(1.1 * row["time_s"])
+    found = ops("llama-3.1-8b", "h100", batch=4, calibration=file)
+    assert found.high_s == pytest.approx(1.1 * found.time_s)
+    assert (found.inputs["tier"], found.inputs["calibration"]) == ("measured", "mine.json")
     (prompt,) = prefill("llama-3.1-8b", "h100", contexts=1000, calibration=file).at
     assert prompt["high_s"] == pytest.approx(1.3 * prompt["time_s"])
     with pytest.raises(CapplanError):

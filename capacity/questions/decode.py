@@ -49,7 +49,8 @@ class Decode(Answer):
         row = headline_row(self.at)
         what = f"{counted(row['batch'], 'sequence')} of {tokens(row['context'])}"
         headline = (
-            f"{pass_parts.where(self.inputs, self.gpus)}: {seconds(row['time_s'])} between tokens with {what}"
+            f"{pass_parts.where(self.inputs, self.gpus)}: {seconds(row['time_s'])} between tokens "
+            f"({seconds(row['low_s'])} - {seconds(row['high_s'])}) with {what}"
         )
         if not row["fits"]:
             headline += ", which do not fit in memory"
@@ -175,7 +176,7 @@ def decode(
     pass_parts.show_working(found, one, work, what)
     work(stream_rate, what, tpot=top["time_s"])
     return Decode(
-        inputs=pass_parts.inputs_of(found) | {"batches": sizes, "contexts": lengths},
+        inputs=pass_parts.inputs_of(found, calibration) | {"batches": sizes, "contexts": lengths},
         gpus=found.gpus,
         at=tuple(rows),
         **work.shown(),

@@ -165,7 +165,8 @@ def ops(
     pass_parts.show_working(found, one, work, "the pass")
     held, times = passes.held_bytes(one), pass_parts.time_of([(1, one)], found.chip, off)
     return Ops(
-        inputs=pass_parts.inputs_of(found) | {"batch": batch, "context": context, "prompt": prompt},
+        inputs=pass_parts.inputs_of(found, calibration)
+        | {"batch": batch, "context": context, "prompt": prompt},
         gpus=found.gpus,
         time_s=times["time_s"],
         low_s=times["low_s"],

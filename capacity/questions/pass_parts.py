@@ -12,6 +12,7 @@ from capplan.capacity.questions import gpu_terms
 from capplan.capacity.questions.deployed import Deployed
 from capplan.capacity.roofline import operation_time
 from capplan.capacity.step_time import passes
+from capplan.capacity.step_time.calibration import Calibration
 from capplan.capacity.step_time.chip import Chip
 from capplan.capacity.step_time.passes import Pass, Timed
 from capplan.errors import InputError
@@ -44,8 +45,8 @@ def where(inputs: dict[str, Any], gpus: int) -> str:
     return f"{inputs['model']} on {on} under {inputs['engine']}"
 
 
-def inputs_of(found: Deployed) -> dict[str, Any]:
-    """What was understood of a deployment."""
+def inputs_of(found: Deployed, calibration: Calibration | None) -> dict[str, Any]:
+    """What was understood of a deployment, and how true its times are."""
     flags = found.flags
     return {
         "model": found.model.id,
@@ -53,6 +54,8 @@ def inputs_of(found: Deployed) -> dict[str, Any]:
         "engine": flags.engine,
         "engine_version": flags.version or None,
         "deployment": {name: getattr(flags, name) for name in Deployment.__slots__},
+        "tier": "measured" if calibration else "engine",
+        "calibration": calibration.name if calibration else None,
     }
 
 

@@ -65,12 +65,11 @@ def by_operations(
         found, passes[last["prompt"]][-1][1], work, f"the last pass of {tokens(last['prompt'])}"
     )
     return Prefill(
-        inputs=pass_parts.inputs_of(found)
+        inputs=pass_parts.inputs_of(found, calibration)
         | {
             "weights": weights,
             "contexts": prompts,
             "utilisation": None,
-            "tier": "measured" if calibration else "engine",
         },
         gpus=found.gpus,
         method="operations",

@@ -155,3 +155,30 @@ def test_a_pipeline_waits_between_its_stages() -> None:
     costs = {each.name: each.seconds for each in two.fixed}
     assert costs["stages"] == engine.stage
     assert two.seconds > one.seconds + engine.stage
+
+
+def test_the_floor_of_a_prompt_is_its_work_at_the_peak() -> None:
+    # 8 tokens a decode pass are read from memory; 8,192 of a prompt are computed: 2 FLOP for each of 6.98e9 parameters
+    # of the layers, and 4 x 4,096 x 32 for each of 8,192^2 / 2 pairs
+    chip, engine = CHIPS["h200-sxm"], ENGINES["vllm"]
+    one = one_pass(plan("llama-3.1-8b"), chip, engine, Step(prompts=1.0, chunk=8192.0))
+    work = 2 * 8192 * 32 * 218_103_808 + 4 * 4096 * 32 * 8192**2 / 2
+    assert passes.floor(one, chip) == pytest.approx(work / 989.5e12, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("name", "operation", "group"),
+    [
+        ("deepseek-v3.2", "index", "attention"),
+        ("falcon-h1-7b", "state_update", "attention"),
+        ("deepseek-v3.2", "shared.gate_up_proj", "projections"),
+        ("deepseek-v3.2", "experts", "experts"),
+        ("llama-3.1-8b", "lm_head", "head"),
+        ("llama-3.1-8b", "sampling", "head"),
+        ("llama-3.1-8b", "norms", "elementwise"),
+        ("llama-3.1-8b", "logits", "collectives"),
+    ],
+)
+def test_group_of_an_operation(name: str, operation: str, group: str) -> None:
+    one = one_pass(plan(name, 2), CHIPS["h200-sxm"], ENGINES["vllm"], steps(4.0, 4000.0)[0])
+    assert {each.group for each in one.timed if each.operation.name == operation} == {group}
