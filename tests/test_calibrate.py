@@ -573,8 +573,13 @@ CHANGED: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     "no-constants": (lambda d: d["derived"].clear(), "has no constants of an engine"),
     "negative": (
         lambda d: d["derived"]["step_model"]["slow"].update(value=-1),
-        "'-1' is no number of zero or more",
+        "'-1' is no number from 0 to 1,000",
     ),
+    "huge": (
+        lambda d: d["derived"]["step_model"]["step"].update(value=1e308),
+        "'1e+308' is no number from 0 to 1,000",
+    ),
+    "no-count": (lambda d: d["derived"]["step_model"]["step"].update(n=float("inf")), "'inf' is no number"),
     "words": (lambda d: d["derived"]["step_model"].update(slow="fast"), "has no constants of an engine"),
     "list": (lambda d: d.update(device=[]), "has no constants of an engine"),
     "day": (lambda d: d.update(created_utc="yesterday"), "has no constants of an engine"),

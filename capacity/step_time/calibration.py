@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import date, datetime
 from hashlib import sha256
-from math import isfinite
 from os import PathLike
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,6 +22,7 @@ SCHEMA = "capplan.calibration/1"
 METHOD = 1  # grows when what is measured changes: unlike ones can't be compared
 LARGEST = 2**24  # bytes of a file
 OLD = 180  # days
+_MOST = 1000  # seconds, or times: no engine adds so much
 
 # The constants that a benchmark from outside can tell apart, and their units. What a layer costs is in `step`: one
 # model has one number of layers.
@@ -129,12 +129,12 @@ def _calibration(found: dict[str, Any], name: str) -> Calibration:
 
 def _constant(leaf: Mapping[str, Any]) -> Constant:
     low, value, high = (_positive(leaf[key]) for key in ("lo", "value", "hi"))
-    return Constant(value, low, high, int(leaf["n"]), str(leaf["trust"]))
+    return Constant(value, low, high, int(_positive(leaf["n"], LARGEST)), str(leaf["trust"]))
 
 
-def _positive(number: object) -> float:
-    if isinstance(number, bool) or not isinstance(number, int | float) or not isfinite(number) or number < 0:
-        raise ValueError(f"{str(number)[:40]!r} is no number of zero or more")
+def _positive(number: object, most: float = _MOST) -> float:
+    if isinstance(number, bool) or not isinstance(number, int | float) or not 0 <= number <= most:
+        raise ValueError(f"{str(number)[:40]!r} is no number from 0 to {most:,}")
     return float(number)
 
 
