@@ -103,6 +103,7 @@ class Compare(Answer):
         )
         if fitting:
             tables.append(Table(fitting, heads, title="* the best of a column" if len(fitting) > 1 else ""))
+            tables.append(perf.ranges("gpu", [(row["gpu"], row) for row in self.gpus if row["fits"]]))
         without = tuple((row["gpu"], row["why_not"]) for row in self.gpus if not row["fits"])
         if without:
             tables.append(Table(without, title="Does not fit", words=True))
@@ -181,7 +182,7 @@ def compare(
     whole = _merged(works, cards)
     whole.assume(*asked.assumed_of(spec), *towers, perf.STEADY)
     if curves:
-        whole.assume(_BEST)
+        whole.assume(_BEST, perf.RANGE)
     return Compare(
         inputs={
             "model": spec.id,

@@ -27,7 +27,7 @@ from capplan.units import counted, gib, seconds, tokens
 
 if TYPE_CHECKING:
     from capplan.hardware.spec import Gpu
-    from capplan.report import Report
+    from capplan.report import Report, Table
 
 CONCURRENCY = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 LENGTH = 1024  # tokens of a prompt and of an answer, where none is given
@@ -39,7 +39,7 @@ STEADY = (
     "times are of the steady state: a new request comes whenever one leaves; the queue of a benchmark's first "
     "moments, when all come at once, is not counted"
 )
-_RANGE = (
+RANGE = (
     "ranges are those that measured kernels lie in, all erring the same way; `capplan validate performance` says how far "
     "whole predictions are off"
 )
@@ -127,27 +127,24 @@ class Perf(Answer):
             )
             for row in self.at
         )
-        ranges = tuple(
-            (
-                f"{row['concurrency']:,}",
-                between(seconds, row["ttft_low_s"], row["ttft_high_s"]),
-                between(seconds, row["tpot_low_s"], row["tpot_high_s"]),
-                between(short_rate, row["output_tokens_per_s_low"], row["output_tokens_per_s_high"]),
-            )
-            for row in self.at
-        )
         tables = [
             Table(tuple(facts)),
             Table(rows, heads),
-            Table(ranges, ("concurrency", "TTFT from to", "TPOT from to", "output tok/s from to")),
+            ranges("concurrency", [(f"{row['concurrency']:,}", row) for row in self.at]),
         ]
         if inputs["calibration"]:
             told = tuple(
-                (each["name"], f"{each['value']:.4g}", f"{each['low']:.4g}-{each['high']:.4g}", each["trust"])
+                (
+                    each["name"],
+                    shown(each["value"]),
+                    between(shown, each["low"], each["high"]),
+                    "measured" if each["trust"] == "measured" else "the points say little",
+                )
                 for each in self.engine_constants
                 if each["from"] == inputs["calibration"]
+                for shown in (seconds if each["unit"] == "s" else "{:.4g}".format,)
             )
-            columns = ("constant", "value", "range", "trust")
+            columns = ("constant", "value", "from - to", "")
             tables.append(Table(told, columns, title=f"Measured, from {inputs['calibration']}"))
         return Report(headline, tuple(tables), self.assumptions, self.warnings)
 
@@ -155,6 +152,22 @@ class Perf(Answer):
 def short_rate(rate: float) -> str:
     """A rate for display."""
     return f"{rate:,.0f}" if rate >= 100 else f"{rate:.3g}"
+
+
+def ranges(head: str, rows: Sequence[tuple[str, dict[str, Any]]]) -> Table:
+    """The ranges of rows, each under its name."""
+    from capplan.report import Table
+
+    told = tuple(
+        (
+            name,
+            between(seconds, row["ttft_low_s"], row["ttft_high_s"]),
+            between(seconds, row["tpot_low_s"], row["tpot_high_s"]),
+            between(short_rate, row["output_tokens_per_s_low"], row["output_tokens_per_s_high"]),
+        )
+        for name, row in rows
+    )
+    return Table(told, (head, "TTFT from to", "TPOT from to", "output tok/s from to"))
 
 
 def between(shown: Any, low: float, high: float) -> str:
@@ -203,7 +216,7 @@ def perf(
     if why_not is None:
         work.assume(STEADY)
         if calibration is None:
-            work.assume(_RANGE)
+            work.assume(RANGE)
         rows = [row(found, isl, osl, count, calibration, work) for count in loads]
     most = found.most(isl + osl) * found.ranks
     flags = found.flags
