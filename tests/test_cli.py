@@ -130,6 +130,7 @@ def test_results_are_in_base_units(run: Run) -> None:
 PARTS = (
     *("attention_s", "projections_s", "experts_s", "head_s", "elementwise_s", "collectives_s", "fixed_s"),
 )
+LIMITS = ("bound_by", "compute_s", "memory_s", "latency_s", "link_s")
 SWEEPS = {
     ("kv", "llama-3.3-70b"): ["context", "kv_bytes_per_request"],
     ("fit", *LLAMA): ["context", "concurrency", "requests", "gpus_for_one_request"],
@@ -141,12 +142,12 @@ SWEEPS = {
         *("prompt", "linear_flops", "attention_flops", "attention_over_linear"),
         *("linear_peak_s", "peak_s", "linear_s", "time_s", "low_s", "high_s", "ttft_s", "passes"),
         *PARTS,
-        *("bound_by", "utilisation"),
+        *(*LIMITS, "utilisation"),
     ],
     ("decode", *LLAMA[:5], "--batch", "8"): [
         *("context", "batch", "fits", "most_batch", "time_s", "low_s", "high_s"),
         *PARTS,
-        *("bound_by", "tokens_per_s", "tokens_per_s_per_gpu", "tokens_per_s_per_user"),
+        *(*LIMITS, "tokens_per_s", "tokens_per_s_per_gpu", "tokens_per_s_per_user"),
         *("weight_bytes_read", "cache_bytes_read", "floor_s", "time_over_floor"),
     ],
 }

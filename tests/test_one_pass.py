@@ -24,6 +24,7 @@ Run = Callable[..., tuple[int, str, str]]
 MODELS = st.sampled_from(["qwen3-0.6b", "llama-3.1-8b", "qwen3-30b-a3b", "deepseek-v2-lite", "falcon-h1-7b"])
 GPUS = st.sampled_from(["l4", "a100-sxm", "h200-sxm", "b200", "mi300x", "gaudi3", "tpu-v6e"])
 ENGINES = st.sampled_from(["vllm", "sglang", "tensorrt-llm"])
+LIMITS = ("compute", "memory", "latency", "link", "fixed")
 few = settings(max_examples=40, deadline=None)
 COMMANDS = {
     "ops": ("ops", "llama-3.1-8b", "--gpu", "h100"),
@@ -47,7 +48,9 @@ def test_rows_add_up_to_the_pass(
     assert found.floor_s <= found.low_s <= found.time_s <= found.high_s
     times = [row["time_s"] for row in found.operations]
     assert times == sorted(times, reverse=True)
-    assert found.bound_by in ("compute", "memory", "latency", "link", "fixed")
+    limits = {name: getattr(found, f"{name}_s") for name in LIMITS}
+    assert sum(limits.values()) == pytest.approx(found.time_s)
+    assert limits[found.bound_by] == max(limits.values())
 
 
 def test_a_row_has_the_work_of_all_its_times() -> None:
@@ -85,7 +88,12 @@ def test_more_tokens_than_a_pass_takes_are_warned_of() -> None:
 
 
 def parts(row: dict[str, Any]) -> float:
-    return float(sum(row[f"{group}_s"] for group in GROUPS))
+    """The sum of its groups, which is also that of its limits."""
+    limits = {name: row[f"{name}_s"] for name in LIMITS}
+    whole = float(sum(row[f"{group}_s"] for group in GROUPS))
+    assert sum(limits.values()) == pytest.approx(whole)
+    assert limits[row["bound_by"]] == max(limits.values())
+    return whole
 
 
 @few

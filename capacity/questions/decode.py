@@ -94,7 +94,7 @@ def _cells(row: dict[str, Any]) -> tuple[str, ...]:
         f"{seconds(row['low_s'])} - {seconds(row['high_s'])}",
         _rate(row["tokens_per_s_per_user"]),
         _rate(row["tokens_per_s_per_gpu"]),
-        row["bound_by"],
+        pass_parts.bound(row),
         f"{row['time_over_floor']:.2f}",
     )
 
@@ -197,7 +197,7 @@ def _row(
         "most_batch": int(most) if most < asked.MOST_TOKENS else None,
         **time,
         **pass_parts.groups_of(parts),
-        "bound_by": pass_parts.limit_of(parts),
+        **pass_parts.limits_of(parts),
         "tokens_per_s": rate,
         "tokens_per_s_per_gpu": rate / found.gpus,
         "tokens_per_s_per_user": stream_rate(time["time_s"]),

@@ -35,7 +35,12 @@ class Ops(Answer):
     low_s: float
     high_s: float
     floor_s: float  # weights and cache at the full bandwidth, or the work at the peak
-    bound_by: str  # compute, memory, latency, link or fixed
+    bound_by: str  # what most of the time goes to, of these five
+    compute_s: float
+    memory_s: float
+    latency_s: float  # starts of kernels
+    link_s: float
+    fixed_s: float  # the engine's own
     weight_bytes_read: float
     cache_bytes_read: float
     batch_fits: bool
@@ -74,6 +79,9 @@ class Ops(Answer):
             for row in self.operations
         ]
         rows.append(("the pass", self.bound_by, "100.0%", seconds(self.time_s), "", "", "", "", ""))
+        limits = {name: getattr(self, f"{name}_s") / self.time_s for name in _SAID}
+        first = sorted(limits, key=lambda name: -limits[name])
+        goes = [f"{name} {100 * limits[name]:.0f}%" for name in first if limits[name] >= 0.005]
         facts = (
             ("time", seconds(self.time_s), f"{seconds(self.low_s)} - {seconds(self.high_s)}"),
             (
@@ -81,6 +89,7 @@ class Ops(Answer):
                 seconds(self.floor_s),
                 f"what the GPU allows; the pass takes {self.time_s / self.floor_s:.2f} x",
             ),
+            ("goes to", goes[0], ", ".join(goes[1:])),
             ("weights read", f"{self.weight_bytes_read / 1e9:,.4g} GB", f"by {reader}"),
             ("cache read", f"{self.cache_bytes_read / 1e9:,.4g} GB", f"by {reader}"),
         )
@@ -172,7 +181,7 @@ def ops(
         low_s=times["low_s"],
         high_s=times["high_s"],
         floor_s=passes.floor(one, found.chip),
-        bound_by=pass_parts.limit_of([(1, one)]),
+        **pass_parts.limits_of([(1, one)]),
         weight_bytes_read=held["weights"],
         cache_bytes_read=held["cache"],
         batch_fits=batch <= most,

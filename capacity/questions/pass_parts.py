@@ -95,10 +95,16 @@ def groups_of(parts: Passes) -> dict[str, float]:
     return {f"{group}_s": time for group, time in passes.by_group(parts).items()}
 
 
-def limit_of(parts: Passes) -> str:
-    """What most of the time goes to: compute, memory, latency, link, or the engine's fixed costs."""
+def limits_of(parts: Passes) -> dict[str, Any]:
+    """The time by what it goes to [second], and the most of them; with `fixed_s` of the groups they add up to it too."""
     limits = passes.by_limit(parts)
-    return max(limits, key=limits.__getitem__)
+    most = max(limits, key=limits.__getitem__)
+    return {"bound_by": most, **{f"{name}_s": time for name, time in limits.items()}}
+
+
+def bound(row: dict[str, Any]) -> str:
+    """What bounds a pass, with its share of the time."""
+    return f"{row['bound_by']} {100 * row[row['bound_by'] + '_s'] / row['time_s']:.0f}%"
 
 
 def group_table(rows: Sequence[dict[str, Any]]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:

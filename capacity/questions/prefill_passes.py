@@ -118,7 +118,7 @@ def _row(
         "ttft_s": time["time_s"] + found.engine.request,
         "passes": round(sum(times for times, _ in parts)),
         **groups,
-        "bound_by": pass_parts.limit_of(parts),
+        **pass_parts.limits_of(parts),
         "utilisation": row["peak_s"] / time["time_s"],
     }
 
@@ -139,7 +139,7 @@ def report(answer: Prefill) -> Report:
             seconds(row["time_s"]),
             f"{seconds(row['low_s'])} - {seconds(row['high_s'])}",
             f"{row['passes']:,}",
-            row["bound_by"],
+            pass_parts.bound(row),
             f"{100 * row['utilisation']:.0f}%",
             f"{row['prompt'] / row['time_s']:,.0f}",
         )
