@@ -252,7 +252,7 @@ def _decode(row: Row, chip: Chip, kernel: str) -> Case:
     )
     made = attention_decode(
         "decode", batch, tokens, heads=heads, kv_heads=kv_heads, head_dim=width, v_head_dim=width,
-        kv=_dtype(row, "kv_dtype"),
+        kv=_dtype(row, "kv_dtype"), variant="trtllm" if kernel.endswith(", trtllm") else "",
     )  # fmt: skip
     return Case((made,), chip, kernel, made.flops, number(row, "bytes") or made.bytes)
 
@@ -297,7 +297,7 @@ def _collective(row: Row, chip: Chip, kernel: str) -> Case:
     variant = "nccl" if kernel == "nccl" else ""
     if kernel.startswith("vidur"):
         variant = "nccl" if kind == "send_recv" else "eager"
-        if "devices per node 1 " in notes:
+        if between_nodes(row):
             variant = "across"
     if message is None and kind == "alltoall":
         message = _dispatched(row)
@@ -311,6 +311,13 @@ def _collective(row: Row, chip: Chip, kernel: str) -> Case:
     if kind == "allreduce":
         counted = message * 2 * (ranks - 1) / ranks  # bus bandwidth
     return Case((made,), chip, kernel, None, counted, None, tuple(assumed))
+
+
+def between_nodes(row: Row) -> bool:
+    """Whether the notes count more than one node."""
+    notes = row.get("notes", "")
+    nodes = re.search(r"on (\d+) node", notes)
+    return "devices per node 1 " in notes or (nodes is not None and int(nodes[1]) > 1)
 
 
 def _dispatched(row: Row) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from capplan.errors import InputError
 from capplan.registry import read_toml
@@ -13,6 +13,7 @@ from capplan.registry import read_toml
 if TYPE_CHECKING:
     from capplan.hardware.spec import Gpu
 
+_Value = TypeVar("_Value")
 DATA = Path(__file__).parent / "kernels.toml"
 
 # The matrix paths that serve a dtype, best first: a format without a path of its own is widened.
@@ -49,9 +50,10 @@ _HOST_GPUS = 8  # GPUs of a node without a link of their own
 # (16 since compute capability 8.0); twice that on 10.3: NVIDIA, "Inside NVIDIA Blackwell Ultra", 2025-08
 _EXPONENTIALS = {"10.3": 32.0}
 _SIXTEEN = 16.0
-_HOPPER_FLOP = (
-    4096.0  # bf16 FLOP a processor computes in a cycle: gives processors of another make a like number
-)
+# bf16 FLOP a processor's matrix units can do in a cycle: NVIDIA's architecture white papers. Some cards are sold with
+# less (H20, RTX 5090, A10G): their units have that much more time to be fed.
+_UNITS = {"7": 512.0, "8.0": 2048.0, "8": 1024.0, "9": 4096.0, "10": 8192.0, "12": 1024.0}
+_HOPPER_FLOP = 4096.0  # gives processors of another make a like number of cycles
 
 
 class Constants(NamedTuple):
@@ -65,7 +67,7 @@ class Constants(NamedTuple):
     start_us: float  # of a product
     attention_start_us: float
     decode: Mapping[str, float]  # of the bandwidth, reading a cache of bf16 or fp8
-    pair_us: float  # of a sequence and head, or a tile of queries, on a processor
+    pair_us: float  # of a sequence and its heads of one key head, in decode, on a processor
     prefill: float  # of the peak
     grouped: float  # of what a dense product reaches
     grouped_start_us: float  # routing, sorting and two products of experts
@@ -74,19 +76,21 @@ class Constants(NamedTuple):
     attention_power: float
     attention_compute: float  # of the peak, in decode
     latent_compute: float
+    latent_start: float  # of decode over latents, times attention_start_us
     split_us: float  # of dividing long contexts and adding up
     split_tokens: float  # context at which half of that is due
     prefill_start: float  # times attention_start_us
     prefill_power: float
-    prefill_tile: float  # of a tile of queries, times pair_us
+    prefill_tile_us: float  # of a tile of queries, on a processor
     prefill_path: float  # of the longest row of tiles that is not hidden
-    softmax: float  # times the exponentials' own time
-    softmax_power: float
+    softmax_power: float  # joins products and exponentials; 1: one after the other
     fp8_gain: float  # of attention's peak, where queries and keys are multiplied in fp8
     fp8_start: float  # of decode over an fp8 cache, times attention_start_us
     fp8_pair: float
+    fp8_read: float  # byte a processor reads of an fp8 cache in a cycle, with FlashAttention-3 on Hopper
     grouped_tile: float  # rows that an expert's share is rounded up by
-    grouped_permute: float  # passes over the rows, to sort them and to add them up
+    grouped_rows: float  # passes over the rows that experts get: gathered, quantised, added up
+    grouped_tokens: float  # passes over the tokens before they are routed: all ranks sort them all
     weight_only: float  # of the 16-bit peak, in experts whose weights are widened first
     pass_us: float  # of an elementwise pass
     pass_memory: float
@@ -97,6 +101,7 @@ class Fabric(NamedTuple):
     """What a collective costs on one kind of link: kernels.toml says where each figure comes from."""
 
     share: float  # of the link's bandwidth
+    peer_share: float  # of it, from one GPU to another
     start_us: float
     rank_us: float  # for each rank beyond the first
     ramp_us: float  # until large messages stream
@@ -115,8 +120,10 @@ class Chip(NamedTuple):
     measured: bool  # or only nearest to what was measured
     peaks: Mapping[str, float]  # dense FLOP/s by an operation's dtype
     paths: Mapping[str, str]  # the matrix path of a dtype, as Constants.gemm names it
+    allowed: float  # share of its matrix units' rate that its peak is
     bandwidth: float  # byte/s of memory
     sms: float
+    cycles: float  # of all processors, a second
     exponentials: float  # a second
     l2: float  # byte
     link: str  # what joins the GPUs of a domain: a fabric of kernels.toml
@@ -148,10 +155,15 @@ def fabrics() -> dict[str, Fabric]:
     return {name: Fabric(**figures) for name, figures in data()["fabric"].items()}
 
 
+def _by_capability(table: Mapping[str, _Value], capability: str) -> _Value | None:
+    """What a table says of a compute capability, or of all of its major version."""
+    return table.get(capability, table.get(capability.partition(".")[0]))
+
+
 def generation_of(gpu: Gpu) -> tuple[str, bool]:
     """The generation whose constants stand for a GPU, and whether kernels of its own kind were measured."""
     capability = gpu.compute_capability
-    found = _BY_CAPABILITY.get(capability) or _BY_CAPABILITY.get(capability.partition(".")[0])
+    found = _by_capability(_BY_CAPABILITY, capability)
     if gpu.vendor == "nvidia" and found:
         return found, capability in _MEASURED
     if gpu.architecture.startswith(_LIKE_BLACKWELL):
@@ -188,19 +200,24 @@ def chip_of(gpu: Gpu) -> Chip:
     sms = float(gpu.sm_count) if counted and gpu.sm_count else _PROCESSORS
     if not counted:
         assumed.append(f"{gpu.id}: no count of processors that compares with SMs; {_PROCESSORS:g} are taken")
-        exponentials = peaks["bf16"] / _HOPPER_FLOP * _SIXTEEN
+        cycles = peaks["bf16"] / _HOPPER_FLOP
     else:
-        rate = _EXPONENTIALS.get(gpu.compute_capability, _SIXTEEN)
-        exponentials = rate * sms * said(gpu.boost_clock_hz, _CLOCK, "clock in Hz")
+        cycles = sms * said(gpu.boost_clock_hz, _CLOCK, "clock in Hz")
+    units = _by_capability(_UNITS, gpu.compute_capability)
+    allowed = 1.0
+    if counted and units and gpu.boost_clock_hz:
+        allowed = min(1.0, peaks["bf16"] / (sms * units * gpu.boost_clock_hz))
     return Chip(
         name=gpu.id,
         generation=generation,
         measured=measured,
         peaks=peaks,
         paths=paths,
+        allowed=allowed,
         bandwidth=gpu.memory_bandwidth,
         sms=sms,
-        exponentials=exponentials,
+        cycles=cycles,
+        exponentials=cycles * _EXPONENTIALS.get(gpu.compute_capability, _SIXTEEN),
         l2=said(gpu.l2_bytes, _CACHE, "bytes of L2"),
         link=link,
         link_bandwidth=bandwidth,

@@ -53,15 +53,17 @@ def _flat(
     fabric: Fabric, bandwidth: float, kind: str, message: Number, ranks: int, multicast: bool = False
 ) -> tuple[Number, Number]:
     """Ranks that all have the same link."""
+    ready = (fabric.start_us + fabric.rank_us * (min(ranks, _NODE) - 1)) * _US
+    if kind == "send_recv":
+        return ready, message / (bandwidth * fabric.peer_share)
     part = (ranks - 1) / ranks
-    if kind == "allreduce":
-        # a ring passes every byte twice; a switch that adds up and copies, once and a part of it
-        moved = message * (min(2 * part, 1 + 1 / ranks) if multicast else 2 * part)
-    else:
-        moved = message * (1.0 if kind == "send_recv" else part)
+    if (
+        kind == "allreduce"
+    ):  # a ring passes every byte twice; a switch that adds up and copies, once and a part of it
+        part = min(2 * part, 1 + 1 / ranks) if multicast else 2 * part
+    moved = message * part
     ramp = fabric.ramp_us * moved / (moved + fabric.ramp_bytes)
-    start = fabric.start_us + fabric.rank_us * (min(ranks, _NODE) - 1) + ramp
-    return start * _US, moved / (bandwidth * fabric.share)
+    return ready + ramp * _US, moved / (bandwidth * fabric.share)
 
 
 def _across(kind: str, message: Number, ranks: int, node: int, chip: Chip) -> tuple[Number, Number]:

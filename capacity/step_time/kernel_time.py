@@ -5,7 +5,8 @@
 p is finite because kernels overlap the two only in part. How near each comes to the GPU's peak is in kernels.toml.
 Figures of an operation may be arrays: then the time is one too.
 
-Variants of an operation: of attention, "fp8" multiplies queries and keys in fp8; of experts, "bare" is their two
+Variants of an operation: of prefill, "fp8" multiplies queries and keys in fp8; of decode, "trtllm" is TensorRT-LLM's
+kernel, where that differs from the common one; of experts, "bare" is their two
 products without routing; of collectives, see collectives.py.
 """
 
@@ -16,7 +17,7 @@ from typing import NamedTuple
 
 from capplan.capacity.step_time import collectives
 from capplan.capacity.step_time.chip import Chip, chip_of, data
-from capplan.capacity.step_time.operations import Number, Operation
+from capplan.capacity.step_time.operations import ACTIVATION, Number, Operation, least
 
 __all__ = ["COLLECTIVES", "Chip", "Terms", "bound", "chip_of", "seconds", "spread", "terms"]
 
@@ -73,9 +74,17 @@ def spread(operation: Operation, chip: Chip) -> tuple[float, float]:
     return low / wider, high * wider
 
 
+def _reached(share: float, chip: Chip) -> float:
+    """The share of its peak that a chip reaches, where one whose matrix units run at their full rate reaches `share`.
+
+    What is lost to feeding them and to heat is lost to the units' rate, not to the rate that is sold.
+    """
+    return 1.0 / (1.0 + (1.0 / share - 1.0) * chip.allowed)
+
+
 def _gemm(operation: Operation, chip: Chip) -> Terms:
     of = chip.constants
-    reached = chip.peaks[operation.dtype] * of.gemm[chip.paths[operation.dtype]]
+    reached = chip.peaks[operation.dtype] * _reached(of.gemm[chip.paths[operation.dtype]], chip)
     return Terms(
         of.start_us * _US + of.inner_ns * 1e-9 * operation.inner,
         operation.flops / reached,
@@ -90,14 +99,14 @@ def _grouped_gemm(operation: Operation, chip: Chip) -> Terms:
     if operation.dtype in ("int4", "mxfp4", "w4a16_mxfp4"):
         share *= of.weight_only
     padded = 1.0 + of.grouped_tile / 2 * operation.hit / (rows + _NONE)
-    sorted_bytes = of.grouped_permute * rows * operation.inner * 2
-    start = 2 * of.start_us if operation.variant == "bare" else of.grouped_start_us
-    if operation.variant == "bare":
-        sorted_bytes = 0.0
+    start = 2 * of.start_us * _US
+    if operation.variant != "bare":
+        passes = of.grouped_rows * rows + of.grouped_tokens * operation.tokens
+        start = of.grouped_start_us * _US + passes * operation.inner * ACTIVATION / chip.bandwidth
     return Terms(
-        start * _US + of.inner_ns * 1e-9 * (operation.inner + operation.columns),
-        operation.flops * padded / (chip.peaks[operation.dtype] * share),
-        (operation.bytes + sorted_bytes) / (chip.bandwidth * of.memory),
+        start + of.inner_ns * 1e-9 * (operation.inner + operation.columns),
+        operation.flops * padded / (chip.peaks[operation.dtype] * _reached(share, chip)),
+        operation.bytes / (chip.bandwidth * of.memory),
         of.gemm_power,
     )
 
@@ -111,10 +120,15 @@ def _decode(operation: Operation, chip: Chip) -> Terms:
     tokens = operation.tokens
     start = of.attention_start_us * (1.0 if plain else of.fp8_start)
     pairs = operation.rows * operation.kv_heads / chip.sms * of.pair_us * (1.0 if plain else of.fp8_pair)
+    reading = chip.bandwidth * of.decode["bf16" if plain else "fp8"]
+    if not plain and chip.generation == "sm90" and operation.variant != "trtllm":
+        # FlashAttention-3 turns values over in shared memory before it can multiply them in fp8: the processors, not
+        # the memory, set the pace, so that an H200 reads no faster than an H100
+        reading = least(reading, of.fp8_read * chip.cycles)
     return Terms(
         (start + pairs + of.split_us * tokens / (tokens + of.split_tokens)) * _US,
         operation.flops * padded / (chip.peaks["bf16"] * of.attention_compute),
-        operation.bytes / (chip.bandwidth * of.decode["bf16" if plain else "fp8"]),
+        operation.bytes / reading,
         of.attention_power,
     )
 
@@ -128,7 +142,8 @@ def _latent_decode(operation: Operation, chip: Chip) -> Terms:
     tokens = operation.tokens
     pairs = operation.rows / chip.sms * of.pair_us
     return Terms(
-        (of.attention_start_us + pairs + of.split_us * tokens / (tokens + of.split_tokens)) * _US,
+        (of.latent_start * of.attention_start_us + pairs + of.split_us * tokens / (tokens + of.split_tokens))
+        * _US,
         operation.flops * padded / (peak * of.latent_compute),
         operation.bytes / (chip.bandwidth * of.decode["bf16"]),
         of.attention_power,
@@ -138,8 +153,8 @@ def _latent_decode(operation: Operation, chip: Chip) -> Terms:
 def _prefill(operation: Operation, chip: Chip) -> Terms:
     """Tiles of queries over the keys before them; each product of a query and a key costs an exponential too."""
     of = chip.constants
-    peak = chip.peaks["bf16"] * of.prefill
-    if operation.variant == "fp8":
+    peak = chip.peaks["bf16"] * _reached(of.prefill, chip)
+    if operation.variant == "fp8" and chip.paths["fp8"] == "fp8":
         peak *= of.fp8_gain
     tiles = operation.rows / _TILE * operation.columns
     width = 4.0 * operation.inner
@@ -147,9 +162,9 @@ def _prefill(operation: Operation, chip: Chip) -> Terms:
     path = of.prefill_path * _TILE * operation.tokens * chip.sms * width
     flops = operation.flops + path
     products = flops / peak
-    exponentials = flops / width * of.softmax / chip.exponentials
+    exponentials = flops / width / chip.exponentials
     together = of.softmax_power
-    start = of.prefill_start * of.attention_start_us + of.prefill_tile * of.pair_us * tiles / chip.sms
+    start = of.prefill_start * of.attention_start_us + of.prefill_tile_us * tiles / chip.sms
     return Terms(
         start * _US,
         (products**together + exponentials**together) ** (1.0 / together),

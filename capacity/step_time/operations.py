@@ -68,7 +68,7 @@ class Operation(NamedTuple):
     rows: Number = 0.0  # m of a product; tokens before routing of experts; sequences of attention
     columns: float = 0.0  # n; of attention: query heads
     inner: float = 0.0  # k; of attention: width of a head
-    tokens: Number = 0.0  # of attention: keys that a query sees
+    tokens: Number = 0.0  # of attention: keys that a query sees; of experts: before routing
     kv_heads: float = 0.0
     experts: float = 0.0  # on this rank
     hit: Number = 0.0  # of them, those that get a token
@@ -136,6 +136,7 @@ def grouped_gemm(
         rows=routed,
         columns=inner,
         inner=hidden,
+        tokens=tokens,
         experts=local,
         hit=hit,
         variant=variant,
@@ -153,6 +154,7 @@ def attention_decode(
     v_head_dim: float,
     kv: str,
     count: float = 1,
+    variant: str = "",
 ) -> Operation:
     """One query a sequence over `tokens` cached keys and values."""
     held = sequences * tokens * kv_heads * precision.head_bytes(kv, int(head_dim), int(v_head_dim))
@@ -169,6 +171,7 @@ def attention_decode(
         inner=head_dim,
         tokens=tokens,
         kv_heads=kv_heads,
+        variant=variant,
     )
 
 
