@@ -76,6 +76,7 @@ LINES: dict[str, list[str]] = {
     "check": [f"check {ROOT / 'tests/engines/startups/vllm-0.19.0.log'}"],
     "validate-allocator": [f"validate allocator {ROOT / 'tests/engines/rows.csv'}"],
     "validate-memory": [f"validate memory {ROOT / 'examples/engine_memory.csv'}"],
+    "validate-kernels": [f"validate kernels {ROOT / 'examples/kernels.csv'}"],
 }
 CASES = [(name, line) for name, lines in LINES.items() for line in lines]
 

@@ -33,6 +33,7 @@ ANSWERS = {
     "check": ("check", "Check"),
     "validate-allocator": ("validate", "ValidateAllocator"),
     "validate-memory": ("validate_memory", "ValidateMemory"),
+    "validate-kernels": ("validate_kernels", "ValidateKernels"),
 }
 
 

@@ -16,7 +16,7 @@ def command(
         str,
         typer.Argument(
             metavar="KIND",
-            help="What the rows measure: allocator, memory or performance.",
+            help="What the rows measure: allocator, memory, performance or kernels.",
             show_default=False,
         ),
     ],
@@ -41,8 +41,10 @@ def command(
     capplan validate memory engine_memory.csv --given m_weights_gib_per_gpu --json
 
     capplan validate performance throughput.csv --csv
+
+    capplan validate kernels kernels.csv
     """
-    kinds = ("allocator", "memory", "performance")
+    kinds = ("allocator", "memory", "performance", "kernels")
     if kind not in kinds:
         raise UnknownNameError("kind of rows", kind, kinds, f"one of {', '.join(kinds)}")
     if kind == "memory":
@@ -55,6 +57,10 @@ def command(
         from capplan.capacity.questions.validate_performance import validate_performance
 
         raise typer.Exit(emit(validate_performance(file), as_json=json, as_csv=csv))
+    if kind == "kernels":
+        from capplan.capacity.questions.validate_kernels import validate_kernels
+
+        raise typer.Exit(emit(validate_kernels(file), as_json=json, as_csv=csv))
     from capplan.capacity.questions.validate import validate_allocator
 
     raise typer.Exit(emit(validate_allocator(file), as_json=json, as_csv=csv))
