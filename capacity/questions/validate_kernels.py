@@ -98,7 +98,7 @@ def _errors(title: str, groups: dict[str, dict[str, Any]]) -> Table:
             f"{found['rows']:,}",
             *(_percent(found[key]) for key in ("median", "mean", "p90")),
             f"{100 * found['bias']:+.3g}%",
-            f"{100 * found['in_range']:.0f}%",
+            "-" if found["in_range"] is None else f"{100 * found['in_range']:.0f}%",
         )
         for name, found in groups.items()
     )
@@ -209,15 +209,16 @@ def _error(row: dict[str, Any]) -> float:
 
 
 def _in_range(row: dict[str, Any]) -> bool:
-    """Whether the measured time lies in the range that was stated with the predicted one."""
+    """Whether the measured time lies in the range that is stated with the predicted one."""
     low, high, name = row["inputs"]["low"], row["inputs"]["high"], row["inputs"]["compared"]
     times = row["measured"][name] / row["predicted"][name]
     times = times if name == "time_us" else 1 / times
-    return low is None or bool(low <= times <= high)
+    return bool(low <= times <= high)
 
 
 def _scores(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     errors = [_error(row) for row in rows]
+    ranged = [_in_range(row) for row in rows if row["inputs"]["low"] is not None]  # copies have no range
     sizes = sorted(abs(error) for error in errors)
     return {
         "rows": len(sizes),
@@ -225,7 +226,7 @@ def _scores(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "mean": sum(sizes) / len(sizes),
         "p90": quantiles(sizes, n=10, method="inclusive")[-1] if len(sizes) > 1 else sizes[0],
         "bias": median(errors),
-        "in_range": sum(_in_range(row) for row in rows) / len(rows),
+        "in_range": sum(ranged) / len(ranged) if ranged else None,
     }
 
 

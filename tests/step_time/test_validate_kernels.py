@@ -33,6 +33,8 @@ def test_rows_are_scored() -> None:
     assert (found.row_count, found.covered_count) == (15, 14)
     assert [each["name"] for each in found.suspects] == ["faster than memory"]
     assert found.by_op["gemm"]["rows"] == 3
+    assert found.by_op["gemm"]["in_range"] == pytest.approx(2 / 3)
+    assert found.by_op["d2h"]["in_range"] is None
     assert found.by_op_without_suspects["gemm"]["rows"] == 2
     assert found.by_op_without_suspects["gemm"]["median"] < 0.2 < found.by_op["gemm"]["p90"]
     assert "depends on the storage" in next(iter(found.not_covered))
