@@ -177,7 +177,7 @@ def _group(op: str, gpu: str, rows: list[tuple[kernel_rows.Case, float, bool, st
     together = []
     for place, operation in enumerate(first.operations):
         each = [case.operations[place] for case, *_ in rows]
-        figures = {
+        figures: dict[str, Any] = {
             name: np.array([getattr(one, name) for one in each])
             for name, value in operation._asdict().items()
             if isinstance(value, int | float) and name not in ("ranks", "count")

@@ -136,8 +136,9 @@ def _decode(operation: Operation, chip: Chip) -> Terms:
 def _latent_decode(operation: Operation, chip: Chip) -> Terms:
     """All heads read one latent: with many of them it is products, not bytes, that take the time."""
     of = chip.constants
-    plain = operation.dtype in _SIXTEEN_BIT
-    peak = chip.peaks["bf16" if plain or chip.generation not in ("sm100",) else "fp8"]
+    # Blackwell's kernel multiplies an fp8 cache as it is, Hopper's widens it
+    narrow = operation.dtype not in _SIXTEEN_BIT and chip.generation == "sm100"
+    peak = chip.peaks["fp8" if narrow else "bf16"]
     padded = -(-operation.columns // _LATENT_ROWS) * _LATENT_ROWS / operation.columns
     tokens = operation.tokens
     pairs = operation.rows / chip.sms * of.pair_us
