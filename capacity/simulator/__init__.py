@@ -1,0 +1,1 @@
+"""A serving engine's loop, request by request: what a workload waits for, and for how long."""

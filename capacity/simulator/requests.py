@@ -1,0 +1,256 @@
+"""What goes into a simulation and what comes out: requests, the service that runs them, what became of each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from math import inf
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from capplan.errors import InputError
+
+Floats = NDArray[np.float64]
+Integers = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """Requests in the order in which they come.
+
+    arrival: shape (n,) [second], sorted, none negative. isl, osl: shape (n,) [token], one or more.
+    prefix: ids of every request's prefix blocks, shape (n,) of sequences; carried, not yet reused by the loop.
+    concurrency: of a closed loop: so many are under way, and the next comes when one leaves; `arrival` is not read.
+    timeout: how long a client waits for its first token [second]; then the request is given up.
+
+    Raises InputError for arrays of unlike lengths, and for a value that is none of these.
+    """
+
+    arrival: Floats
+    isl: Integers
+    osl: Integers
+    prefix: tuple[Any, ...] | None = None
+    concurrency: int | None = None
+    timeout: float = inf
+
+    def __post_init__(self) -> None:
+        for name, kind in (("arrival", np.float64), ("isl", np.int64), ("osl", np.int64)):
+            given = np.asarray(getattr(self, name))
+            if given.ndim != 1 or given.shape != np.shape(self.arrival):
+                raise InputError(f"{name} has the shape {given.shape}; one value a request is accepted")
+            if not np.issubdtype(given.dtype, np.number) or not np.isfinite(given).all():
+                raise InputError(f"{name} holds what is no number; finite numbers are accepted")
+            if kind is np.int64 and (given != np.floor(given)).any():
+                raise InputError(f"{name} holds a part of a token; whole numbers are accepted")
+            object.__setattr__(self, name, np.ascontiguousarray(given, dtype=kind))
+        if not len(self.arrival):
+            raise InputError("a workload of no requests; one or more is accepted")
+        if (self.arrival < 0).any() or (np.diff(self.arrival) < 0).any():
+            raise InputError("arrivals are negative or out of order; sorted seconds from 0 are accepted")
+        if (self.isl < 1).any() or (self.osl < 1).any():
+            raise InputError("a request has no tokens in or out; 1 or more is accepted")
+        if self.prefix is not None and len(self.prefix) != len(self.arrival):
+            raise InputError(f"{len(self.prefix)} lists of prefix blocks for {len(self.arrival)} requests")
+        if self.concurrency is not None and not self.concurrency >= 1:
+            raise InputError(f"concurrency {self.concurrency!r} is not a whole number of 1 or more")
+        if not self.timeout > 0:
+            raise InputError(f"timeout {self.timeout!r} is not a time of more than 0 s")
+
+    def __len__(self) -> int:
+        return len(self.arrival)
+
+
+class Piece(NamedTuple):
+    """Where the time of a decode pass is affine: start + slope * context, up to `end` tokens of context together."""
+
+    start: float  # [second]
+    slope: float  # [second/token]
+    end: float  # [token]
+
+
+class StepTimes(Protocol):
+    """How long a pass takes, of one replica. `context` is of all decoding sequences together [token]."""
+
+    def decode(self, batch: int, context: float) -> Piece:
+        """A pass in which `batch` sequences get a token each: the piece that holds for this context and on."""
+
+    def prompts(self, batch: int, context: float, prompts: int, tokens: int, pairs: float) -> float:
+        """A pass with prompts in it [second].
+
+        prompts: how many; tokens: of their chunks together; pairs: keys that those see together, causally:
+        chunk * before + chunk * (chunk + 1) / 2 of each. batch, context: decoding sequences in the same pass.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class AffineTimes:
+    """Step times by published coefficients, as DistServe's and Splitwise's simulators have them [second].
+
+    prefill: a + b * sum(n) + c * sum(n^2). decode: a + b * sum(context) + c * batch, of the first row whose `below`
+    is more than the batch. A pass of both takes the prefill's time, and of the decode's what is no constant.
+    """
+
+    prefill: tuple[float, float, float]
+    decode_rows: tuple[tuple[float, float, float, float], ...]  # below, a, b, c
+
+    def decode(self, batch: int, context: float) -> Piece:
+        _, a, b, c = next(row for row in self.decode_rows if batch < row[0])
+        return Piece(a + c * batch, b, inf)
+
+    def prompts(self, batch: int, context: float, prompts: int, tokens: int, pairs: float) -> float:
+        a, b, c = self.prefill
+        time = a + b * tokens + c * (2 * pairs - tokens)  # n^2 is twice the pairs, less n
+        if batch:
+            _, _, of_context, of_batch = next(row for row in self.decode_rows if batch < row[0])
+            time += of_context * context + of_batch * batch
+        return time
+
+
+@dataclass(frozen=True, slots=True)
+class Speculation:
+    """Draft tokens that one pass checks. Step times of the service are of passes with them, drafting included."""
+
+    tokens: int  # drafted a pass, for each sequence
+    acceptance: float  # chance that a drafted token is taken, given that those before it were
+
+    @property
+    def per_pass(self) -> float:
+        """Tokens that a sequence gets in a pass, on average. Source: Leviathan et al. 2023, equation 1."""
+        a, k = self.acceptance, self.tokens
+        return float(k + 1) if a >= 1 else (1 - a ** (k + 1)) / (1 - a)
+
+
+SCHEDULERS = ("mixed", "prefill-first", "static")
+PREEMPTIONS = ("recompute", "swap")
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """What a replica runs on, and by which rules; `replicas` of them take requests in turn.
+
+    scheduler: `mixed` puts prompts beside decoding sequences (vLLM v1, Sarathi's stall-free batches), `prefill-first`
+    lets them wait (vLLM v0, SGLang), `static` runs a batch to its end before the next.
+    chunked: whether a prompt is divided where max_num_batched_tokens ends; if not, one that is longer goes alone.
+    """
+
+    times: StepTimes
+    blocks: int  # of the cache, of one replica
+    block_size: int = 16  # [token]
+    max_num_seqs: int = 128
+    max_num_batched_tokens: int = 2048
+    scheduler: str = "mixed"
+    chunked: bool = True
+    watermark: float = 0.0  # share of the blocks that admitting a request leaves free
+    preemption: str = "recompute"
+    swap_s_per_block: float = 0.0  # one way [second]
+    max_model_len: int | None = None
+    request_s: float = 0.0  # before a request can be scheduled [second]
+    replicas: int = 1
+    speculation: Speculation | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("blocks", "block_size", "max_num_seqs", "max_num_batched_tokens", "replicas"):
+            if getattr(self, name) < 1:
+                raise InputError(f"{name} {getattr(self, name)!r} is not a whole number of 1 or more")
+        for name, names in (("scheduler", SCHEDULERS), ("preemption", PREEMPTIONS)):
+            if getattr(self, name) not in names:
+                raise InputError(f"unknown {name} {getattr(self, name)!r}; one of {', '.join(names)}")
+        width = self.max_num_seqs * (1 + (self.speculation.tokens if self.speculation else 0))
+        if self.scheduler == "mixed" and self.max_num_batched_tokens < width:
+            raise InputError(
+                f"max_num_batched_tokens {self.max_num_batched_tokens} is less than the {width:,} tokens of "
+                "max_num_seqs decoding sequences"
+            )
+        if not 0 <= self.watermark < 1:
+            raise InputError(f"watermark {self.watermark!r} is not a share from 0 to below 1")
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """What a cache goes over from a prefill replica to a decode replica; transfers on it wait for each other."""
+
+    name: str
+    bandwidth: float  # [byte/second]
+    latency: float = 0.0  # [second]
+    shared: bool = False  # one link for all; else one for each prefill replica
+
+
+@dataclass(frozen=True, slots=True)
+class Disaggregated:
+    """Prefill and decode in pools of their own. A prompt's blocks are held until its cache is over; it goes over when
+    the decode replica has blocks for it.
+
+    layers: the cache goes over layer by layer, while later layers are computed; 1 sends it whole at the end.
+    first_token_at: `prefill` counts the first token where it is sampled (DistServe), `decode` where the decode replica
+    gives it out again (vLLM's connectors).
+    """
+
+    prefill: Service
+    decode: Service
+    link: Link
+    bytes_per_token: float
+    layers: int = 1
+    first_token_at: str = "prefill"
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """The state of all replicas together, thinned evenly; arrays of one length."""
+
+    time: Floats  # [second]
+    running: Integers
+    waiting: Integers
+    blocks: Integers  # used
+
+
+@dataclass(frozen=True, slots=True)
+class Gaps:
+    """Times between two tokens of a request (ITL, TBT), over all tokens: a histogram, every bin 1% wide."""
+
+    edges: Floats  # [second], one more than bins
+    counts: Integers
+
+
+@dataclass(slots=True)
+class Totals:
+    """What the replicas did, all together."""
+
+    seconds: float = 0.0  # from the first arrival to the last token
+    busy: float = 0.0  # [second], of all replicas
+    passes: int = 0
+    prefill_tokens: int = 0  # computed; those of recomputed requests again
+    decode_tokens: int = 0  # given out by decode
+    prompt_pairs: float = 0.0  # keys that prompt tokens saw
+    context_tokens: float = 0.0  # cached tokens that decode passes read
+    block_seconds: float = 0.0  # blocks used, times the time
+    blocks: int = 0  # of all replicas
+    recomputed_tokens: int = 0
+    swapped_blocks: int = 0
+    transfer_seconds: float = 0.0
+    jumps: int = 0  # decisions of the loop: passes, and runs of like passes
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of every request; arrays of shape (n,), times in seconds, nan for what did not happen.
+
+    finished is nan for a request that was refused or given up.
+    """
+
+    workload: Workload
+    arrival: Floats  # as in the workload; in a closed loop, when it came
+    first_scheduled: Floats  # the start of its first pass
+    prefill_done: Floats
+    first_token: Floats
+    finished: Floats  # its last token
+    preemptions: Integers
+    refused: NDArray[np.bool_]  # longer than max_model_len or than the pool
+    timed_out: NDArray[np.bool_]
+    timeline: Timeline
+    gaps: Gaps
+    totals: Totals = field(default_factory=Totals)
+
+    @property
+    def served(self) -> NDArray[np.bool_]:
+        return np.isfinite(self.finished)
