@@ -15,13 +15,14 @@ from typing import Any
 
 import pytest
 
+from capplan.calibration_file import digest, write_document
 from capplan.capacity.engines.deployment import Deployment
 from capplan.capacity.questions import calibrate as module
 from capplan.capacity.questions.benchmark_files import Point, read_runs
-from capplan.capacity.questions.calibrate import calibrate, write_calibration
+from capplan.capacity.questions.calibrate import calibrate
 from capplan.capacity.questions.deployed import deployed
 from capplan.capacity.questions.perf import perf
-from capplan.capacity.step_time.calibration import CONSTANTS, digest, read_calibration, warnings_of
+from capplan.capacity.step_time.calibration import CONSTANTS, read_calibration, warnings_of
 from capplan.capacity.step_time.engine_steps import engine_steps
 from capplan.capacity.step_time.serving import closed_loop
 from capplan.errors import DataFileError, InputError
@@ -671,20 +672,17 @@ def test_a_place_that_can_not_be_written_to(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(InputError, match=message):
-        write_calibration(place, {"schema": "capplan.calibration/1"})
+        write_document(place, {"schema": "capplan.calibration/1"})
     assert os.listdir(tmp_path) == []
 
 
 def test_a_failure_half_way_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = Path.write_text
-
-    def half(path: Path, text: str, *args: Any) -> int:
-        real(path, text[:10])
+    def full(descriptor: int) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(Path, "write_text", half)
+    monkeypatch.setattr("os.fsync", full)
     with pytest.raises(InputError, match="no space left on device"):
-        write_calibration(tmp_path / "x.json", {"schema": "capplan.calibration/1"})
+        write_document(tmp_path / "x.json", {"schema": "capplan.calibration/1"})
     assert os.listdir(tmp_path) == []
 
 

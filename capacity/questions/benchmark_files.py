@@ -16,7 +16,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from capplan.capacity.step_time.calibration import read_text
+from capplan.calibration_file import read_text
 from capplan.errors import DataFileError, InputError
 
 ACCEPTED = "the JSON of vllm bench serve, SGLang's bench_serving, GuideLLM, AIPerf or genai-perf, or a .csv of measured rows"

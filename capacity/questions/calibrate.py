@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import json
-import os
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from os import PathLike
-from pathlib import Path
 from statistics import mean, median
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from capplan import __version__
+from capplan.calibration_file import SCHEMA, sealed
 from capplan.capacity.answer import Answer, Working
 from capplan.capacity.engines.deployment import Deployment
 from capplan.capacity.questions import asked, perf
@@ -21,7 +19,7 @@ from capplan.capacity.questions.benchmark_files import Point, Runs, read_runs
 from capplan.capacity.questions.deployed import Deployed
 from capplan.capacity.questions.measured import read_table
 from capplan.capacity.questions.throughput_rows import NEEDED, Case, case, measured
-from capplan.capacity.step_time.calibration import CONSTANTS, METHOD, SCHEMA, digest
+from capplan.capacity.step_time.calibration import CONSTANTS, METHOD
 from capplan.capacity.step_time.chip import Chip
 from capplan.capacity.step_time.engine_steps import Engine, engine_steps
 from capplan.capacity.step_time.forward import Layout
@@ -661,34 +659,7 @@ def _document(answer: Calibrate, card: Gpu) -> dict[str, Any]:
         "derived": {"step_model": model_},
         "quality": {"verdict": "ok" if answer.better else "degraded", "warnings": list(answer.warnings)},
     }
-    return document | {"integrity": {"sha256_of_body": digest(document)}}
-
-
-def write_calibration(path: str | PathLike[str], document: dict[str, Any]) -> None:
-    """The file, whole or not at all; another file than a calibration is not written over.
-
-    Raises InputError for a place that can't be written to.
-    """
-    target, name = Path(path), repr(str(path))
-    try:
-        if target.exists() and not _is_calibration(target):
-            raise InputError(f"{name} is there and is no calibration; name another file with --out")
-        unfinished = target.with_name(f".capplan-{os.getpid()}.json")
-        try:
-            unfinished.write_text(json.dumps(document, indent=2, allow_nan=False) + "\n", "utf-8")
-            unfinished.replace(target)
-        finally:
-            unfinished.unlink(missing_ok=True)
-    except (OSError, ValueError) as error:
-        if isinstance(error, InputError):
-            raise
-        told = (getattr(error, "strerror", None) or str(error)).lower()
-        raise InputError(f"can't write {name}: {told}") from error
-
-
-def _is_calibration(path: Path) -> bool:
-    with path.open("rb") as file:
-        return b'"capplan.calibration/' in file.read(200)
+    return sealed(document)
 
 
 def noted(answer: Calibrate, path: str | PathLike[str]) -> Calibrate:

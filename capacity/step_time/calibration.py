@@ -6,21 +6,18 @@ with the range that it lies in and how far it is trusted.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import date, datetime
-from hashlib import sha256
 from os import PathLike
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from capplan.calibration_file import LARGEST, read_document
 from capplan.capacity.step_time.engine_steps import Engine
 from capplan.errors import DataFileError, InputError
 
-SCHEMA = "capplan.calibration/1"
 METHOD = 1  # grows when what is measured changes: unlike ones can't be compared
-LARGEST = 2**24  # bytes of a file
 OLD = 180  # days
 _MOST = 1000  # seconds, or times: no engine adds so much
 
@@ -55,56 +52,21 @@ class Calibration:
     degraded: bool  # it predicted points left out no better than what was shipped
 
 
-def read_text(path: str | PathLike[str], what: str) -> str:
-    """A text file of bounded size. Raises DataFileError with one clause; `what` says which kind is accepted."""
-    name = repr(str(path))
-    try:
-        if Path(path).is_dir():
-            raise DataFileError(f"{name} is a folder; {what} is accepted")
-        with open(path, "rb") as file:
-            content = file.read(LARGEST + 1)
-    except (OSError, ValueError) as error:
-        if isinstance(error, DataFileError):
-            raise
-        told = (getattr(error, "strerror", None) or str(error)).lower()
-        raise DataFileError(f"can't read {name}: {told}") from error
-    if len(content) > LARGEST:
-        raise DataFileError(f"{name} is larger than {LARGEST:,} bytes; {what} is accepted")
-    try:
-        return content.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise DataFileError(f"{name} is not a text in UTF-8; {what} is accepted") from error
-
-
 def read_calibration(path: str | PathLike[str]) -> Calibration:
     """A calibration file, checked.
 
     Raises DataFileError for a file that can't be read, is of another kind, was changed since it was written, or has no
     constants of an engine; InputError for one of a CPU.
     """
-    name = repr(str(path))
-    text = read_text(path, "a calibration file (capplan calibrate)")
-    try:
-        found = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise DataFileError(f"{name} is not valid JSON: {_told(error)}") from error
-    if not isinstance(found, dict) or not str(found.get("schema", "")).startswith("capplan.calibration/"):
-        raise DataFileError(f"{name} is no calibration file; one that capplan calibrate wrote is accepted")
-    if found["schema"] != SCHEMA:
-        raise DataFileError(f"{name} has schema {str(found['schema'])[:40]!r}; {SCHEMA} is accepted")
-    stated = found.get("integrity")
-    try:
-        same = isinstance(stated, dict) and stated.get("sha256_of_body") == digest(found)
-    except RecursionError:
-        same = False
-    if not same:
-        raise DataFileError(f"{name} was changed after it was written; calibrate again")
+    found = read_document(path)
     try:
         return _calibration(found, Path(path).name)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         if isinstance(error, InputError):
             raise
-        raise DataFileError(f"{name} has no constants of an engine that can be read: {error}") from error
+        raise DataFileError(
+            f"{str(path)!r} has no constants of an engine that can be read: {error}"
+        ) from error
 
 
 def _calibration(found: dict[str, Any], name: str) -> Calibration:
@@ -138,12 +100,6 @@ def _positive(number: object, most: float = _MOST) -> float:
     return float(number)
 
 
-def digest(document: Mapping[str, Any]) -> str:
-    """SHA-256 of a calibration without its `integrity`, in one spelling."""
-    body = {key: each for key, each in document.items() if key != "integrity"}
-    return sha256(json.dumps(body, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
-
-
 def calibrated(engine: Engine, gpu: str, found: Calibration) -> Engine:
     """An engine with the constants of a calibration. gpu: the registry's id of the one that is planned.
 
@@ -168,7 +124,3 @@ def warnings_of(found: Calibration, model: str, version: str | None, today: date
     if (days := (today - found.created).days) > OLD:
         told.append(f"{found.name}: {days:,} days old")
     return told
-
-
-def _told(error: Exception) -> str:
-    return "nested too deep" if isinstance(error, RecursionError) else str(error).lower()

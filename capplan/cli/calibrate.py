@@ -51,7 +51,8 @@ def command(
 
     capplan calibrate serving_benchmark.csv --model qwen3-32b --gpu h100 --out h100.json --json
     """
-    from capplan.capacity.questions.calibrate import calibrate, noted, write_calibration
+    from capplan.calibration_file import write_document
+    from capplan.capacity.questions.calibrate import calibrate, noted
 
     only_one(json=json, csv=csv, explain=explain)
     answer, document = calibrate(
@@ -72,6 +73,6 @@ def command(
         ),
         tp=tp,
     )
-    write_calibration(out, document)
+    write_document(out, document)
     sys.stderr.write(f"note: wrote {out}; perf, compare and others take it with --calibration\n")
     raise typer.Exit(emit(noted(answer, out), as_json=json, as_csv=csv, explain=explain))
