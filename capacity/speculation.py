@@ -64,7 +64,7 @@ def walltime_ratio(acceptance: float, speculated: float, cost_ratio: float) -> f
     >>> round(walltime_ratio(acceptance=0.75, speculated=7, cost_ratio=0.02), 3)
     3.157
     """
-    return (1 - acceptance ** (speculated + 1)) / ((1 - acceptance) * (speculated * cost_ratio + 1))
+    return (1 - acceptance ** (speculated + 1)) / ((1 - acceptance) * (speculated * cost_ratio + 1))  # type: ignore[no-any-return]  # a power may be complex
 
 
 @formula
@@ -96,7 +96,7 @@ def operations_ratio(acceptance: float, speculated: float, work_ratio: float) ->
     >>> round(operations_ratio(acceptance=0.75, speculated=7, work_ratio=0.02), 3)
     2.261
     """
-    return (
+    return (  # type: ignore[no-any-return]
         (1 - acceptance) * (speculated * work_ratio + speculated + 1) / (1 - acceptance ** (speculated + 1))
     )
 
