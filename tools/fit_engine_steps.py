@@ -45,7 +45,9 @@ BOUNDS = {
     "queue": (0, 4, 0.2),
     "together": (0, 1, 0.1),
     "imbalance": (1.0, 2.5, 0.1),
+    "routing": (0.6, 1.0, 0.03),
 }
+SHARED = ("imbalance", "routing")
 WEIGHTS = {"tpot": 1.0, "ttft": 0.4, "throughput": 1.0}
 _WIDTH = 0.1  # of log errors, beyond which a row counts less and less
 _HOLD = 0.05  # how strongly a constant is held where it stands, in its typical steps
@@ -95,9 +97,14 @@ def _residuals(known: Sequence[Known], engine: str, constants: Mapping[str, floa
     return np.concatenate([WEIGHTS[name] * np.array(each) for name, each in found.items()])
 
 
-def fit(known: Sequence[Known], engine: str, start: Mapping[str, float]) -> dict[str, float]:
+def fit(
+    known: Sequence[Known], engine: str, start: Mapping[str, float], *, shared: bool = True
+) -> dict[str, float]:
     """Gauss-Newton within the bounds, on errors that count less the larger they are (Geman-McClure's weights)."""
-    names = [name for name in BOUNDS if name in start]
+    mixed = bool(start["mixed"])
+    names = [
+        name for name in BOUNDS if not ((name == "together" and mixed) or (name in SHARED and not shared))
+    ]
     low, high, unit = (np.array([BOUNDS[name][i] for name in names], float) for i in range(3))
     at = np.clip(np.array([start[name] for name in names]), low, high)
     origin, damping = at.copy(), 1.0
@@ -138,6 +145,34 @@ def fit(known: Sequence[Known], engine: str, start: Mapping[str, float]) -> dict
     return {**start, **dict(zip(names, map(float, at), strict=True))}
 
 
+def lost(known: Mapping[str, Sequence[Known]], constants: Mapping[str, Mapping[str, float]]) -> float:
+    """What the fits make small, over all engines."""
+    every = np.concatenate([_residuals(rows_, name, constants[name]) for name, rows_ in known.items()])
+    return float(np.sum((every / _WIDTH) ** 2 / (1 + (every / _WIDTH) ** 2)))
+
+
+def fit_all(
+    known: Mapping[str, Sequence[Known]], constants: Mapping[str, Mapping[str, float]]
+) -> dict[str, dict[str, float]]:
+    """Every engine's own constants and the shared ones in turn, until neither moves."""
+    best = {name: dict(each) for name, each in constants.items()}
+    for _ in range(3):
+        best = {name: fit(known[name], name, each, shared=False) for name, each in best.items()}
+        for name in SHARED:
+            low, high, unit = BOUNDS[name]
+            lowest, step = lost(known, best), float(unit)
+            while step > unit / 8:
+                for sign in (1, -1):
+                    value = min(max(next(iter(best.values()))[name] + sign * step, low), high)
+                    tried = {engine: {**each, name: value} for engine, each in best.items()}
+                    if (found := lost(known, tried)) < lowest:
+                        best, lowest = tried, found
+                        break
+                else:
+                    step /= 2
+    return best
+
+
 def score(found: Mapping[str, Iterable[float]]) -> dict[str, dict[str, float]]:
     """Median, mean and bias of the errors by column."""
     scores = {}
@@ -176,17 +211,35 @@ def _told(title: str, scores: Mapping[str, Mapping[str, float]]) -> str:
     return f"  {title}: " + "; ".join(parts)
 
 
-def _written(text: str, engine: str, constants: Mapping[str, float]) -> str:
-    """The table with an engine's constants in place of those it has."""
-    lines, inside = [], False
-    for line in text.splitlines():
-        if line.startswith("["):
-            inside = line == f"[{engine}]"
-        name = line.split(" = ")[0]
-        if inside and name in BOUNDS:
-            comment = line.partition("  #")[2]
-            line = f"{name} = {constants[name]:.4g}" + (f"  #{comment}" if comment else "")
+def _written(
+    text: str,
+    constants: Mapping[str, Mapping[str, float]],
+    known: Mapping[str, Sequence[Known]],
+    fitted: Mapping[str, list[float]],
+    left: Mapping[str, list[float]],
+) -> str:
+    """The table with these constants in place of those it has, and what they were fitted to."""
+    lines, section = [], ""
+    for line in text.partition("\n[fit")[0].rstrip().splitlines():
+        section = line[1:-1] if line.startswith("[") else section
+        name, _, rest = line.partition(" = ")
+        if name in BOUNDS and section:
+            own = constants[section if section in constants else ENGINES[0]]
+            comment = rest.partition("  #")[2]
+            line = f"{name} = {own[name]:.4g}" + (f"  #{comment}" if comment else "")
         lines.append(line)
+    lines += ["", "# median and mean of |predicted / measured - 1|, over all engines", "[fit.error]"]
+    for title, found in (("in_fit", fitted), ("left_out", left)):
+        parts = (
+            f"{name} = {{ rows = {each['rows']}, median = {each['median']:.3f}, mean = {each['mean']:.3f} }}"
+            for name, each in score(found).items()
+        )
+        if told := ", ".join(parts):
+            lines.append(f"{title} = {{ {told} }}")
+    lines += ["", "# model and GPU of the rows that constants were fitted to", "[fit.families]"]
+    for engine, found_rows in known.items():
+        pairs = sorted({row.family for row in found_rows})
+        lines += [f"{engine} = [", *(f'  ["{model}", "{gpu}"],' for model, gpu in pairs), "]"]
     return "\n".join(lines) + "\n"
 
 
@@ -204,33 +257,27 @@ def main() -> int:
         print(f"error: no file {str(path)!r}; name one, or set CAPPLAN_MEASURED_DATA", file=sys.stderr)
         return 2
     table, text = read_toml(TABLE), TABLE.read_text("utf-8")
+    known = rows(path)
+    start = {name: {**table["shared"], **table[name]} for name in ENGINES}
+    constants = fit_all(known, start)
     pooled: dict[str, list[float]] = {name: [] for name in SCORED}
     pooled_out: dict[str, list[float]] = {name: [] for name in SCORED}
-    families: dict[str, list[list[str]]] = {}
-    for engine, known in rows(path).items():
-        start = {name: float(value) for name, value in table[engine].items() if not isinstance(value, str)}
-        constants = fit(known, engine, start)
-        print(engine, ", ".join(f"{name} {constants[name]:.4g}" for name in BOUNDS if name in constants))
-        found = errors(known, engine, constants)
+    for engine, own in constants.items():
+        print(engine, ", ".join(f"{name} {own[name]:.4g}" for name in BOUNDS if name in own))
+        found = errors(known[engine], engine, own)
         print(_told("fitted", score(found)))
         for name, each in found.items():
             pooled[name] += each
         if asked.left_out:
-            found = left_out(known, engine, constants)
-            print(_told("left out", score(found)))
+            found = left_out(known[engine], engine, start[engine])
+            print(_told("left out", score(found)), flush=True)
             for name, each in found.items():
                 pooled_out[name] += each
-        families[engine] = sorted(map(list, {row.family for row in known}))
-        text = _written(text, engine, constants)
     print(_told("all engines, fitted", score(pooled)))
     if asked.left_out:
         print(_told("all engines, left out", score(pooled_out)))
     if asked.write:
-        head = text.partition("[fit")[0].rstrip()
-        lines = ["", "", "[fit.families]  # model and GPU of the rows that constants were fitted to"]
-        for engine, pairs in families.items():
-            lines += [f"{engine} = [", *(f'  ["{model}", "{gpu}"],' for model, gpu in pairs), "]"]
-        TABLE.write_text(head + "\n".join(lines) + "\n", "utf-8")
+        TABLE.write_text(_written(text, constants, known, pooled, pooled_out), "utf-8")
     return 0
 
 

@@ -86,7 +86,7 @@ STAGES = (
     Stage(
         ("grouped_gemm",),
         ("grouped", "grouped_start_us"),
-        ("grouped_tile", "grouped_rows", "grouped_tokens", "weight_only"),
+        ("grouped_tile", "grouped_rows", "grouped_tokens", "weight_only", "block_scaled"),
     ),
     Stage(
         ("allreduce", "all_gather", "alltoall", "send_recv"),
@@ -119,6 +119,7 @@ SHARES = (
     "attention_compute",
     "latent_compute",
     "weight_only",
+    "block_scaled",
     "pass_memory",
     "share",
     "peer_share",

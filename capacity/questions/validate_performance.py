@@ -30,7 +30,7 @@ SCORED = {
     "throughput": ("output_tok_s_total", "tok_s_per_gpu"),
 }
 COLD_START = "cold start"
-_COLD = 3.0  # times what all requests one after another would take
+_COLD = 2.0  # times what all requests one after another would take, and a second at least
 _MOST_BATCH = 2048.0  # sequences of an offline run, as the benchmarks of TensorRT-LLM allow
 _ASSUMED = (
     "fixed concurrency: a new request comes when one leaves; ten requests a place are counted, the first of them "
@@ -319,7 +319,11 @@ def _suspected(row: Row, case: Case, measured: Mapping[str, float | None]) -> tu
         ):
             return group["id"], list(group["columns"])
     ttft = measured["ttft_ms_central"]
-    if ttft is not None and case.concurrency is not None and ttft > _COLD * _one_after_another(case):
+    if (
+        ttft is not None
+        and case.concurrency is not None
+        and ttft > max(1e3, _COLD * _one_after_another(case))
+    ):
         return COLD_START, ["ttft"]
     return None, []
 
@@ -375,7 +379,7 @@ def _suspects(rows: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Any], ...]:
     """Every group that has rows, with how far its doubted columns are off."""
     evidence = {group["id"]: group["evidence"] for group in _groups()}
     evidence[COLD_START] = (
-        f"TTFT is more than {_COLD:g} times what all prompts one after another would take: kernels are compiled or "
+        f"TTFT is above a second and {_COLD:g} times what all prompts one after another would take: kernels are compiled or "
         "tuned, or graphs captured, while the first requests wait"
     )
     found = []

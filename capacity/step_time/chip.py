@@ -92,6 +92,9 @@ class Constants(NamedTuple):
     grouped_rows: float  # passes over the rows that experts get: gathered, quantised, added up
     grouped_tokens: float  # passes over the tokens before they are routed: all ranks sort them all
     weight_only: float  # of the 16-bit peak, in experts whose weights are widened first
+    block_scaled: (
+        float  # of the fp8 peak, in experts with a scale for 128 on hardware that scales blocks of 32
+    )
     pass_us: float  # of an elementwise pass
     pass_memory: float
     scan_compute: float

@@ -24,8 +24,7 @@ class Engine(NamedTuple):
     launch: float  # of the start of a kernel, what is left in a graph
     slow: float  # kernels of a decode pass against kernels in a loop
     links: float  # collectives, the same
-    prefill_step: float  # a pass with prompt tokens, beyond that of one without
-    prefill_layer: float  # and every layer of it
+    prefill_layer: float  # every layer of a pass with prompt tokens, beyond that of one without
     prefill_slow: float
     request: float  # before a request's first pass
     queue: float  # prompts that a prompt waits for, in prompts
@@ -33,6 +32,7 @@ class Engine(NamedTuple):
         float  # where prompts go first and lengths are alike: the share of requests that come all at once
     )
     imbalance: float  # rows of the fullest rank of an expert-parallel group against the mean
+    routing: float  # tokens to this power hit as many experts as if they chose evenly
     budget: float  # tokens of a pass
     mixed: bool  # prompts share a pass with decoding sequences
     poll: float = 1.0  # passes between two looks for new requests
@@ -41,10 +41,11 @@ class Engine(NamedTuple):
 @cache
 def engine_steps(name: str) -> Engine:
     """The constants of an engine. Raises UnknownNameError."""
-    rows = {key: row for key, row in read_toml(TABLE).items() if key != "fit"}
+    table = read_toml(TABLE)
+    rows = {key: row for key, row in table.items() if key not in ("fit", "shared")}
     if name not in rows:
         raise UnknownNameError("engine", name, list(rows), f"one of {', '.join(rows)}")
-    return engine_of(name, rows[name])
+    return engine_of(name, {**table["shared"], **rows[name]})
 
 
 @cache

@@ -14,11 +14,13 @@ from capplan.capacity import precision
 from capplan.capacity.engines.weights import quantized, rank_share, stage_layers
 from capplan.capacity.step_time.operations import (
     ACTIVATION,
+    STORED,
     Number,
     Operation,
     attention_decode,
     attention_prefill,
     collective,
+    distinct_experts,
     elementwise,
     gemm,
     greatest,
@@ -98,6 +100,8 @@ _OUTPUT = (
     "wo",
     "o_b_proj",
 )
+# formats whose inputs get their scales in a pass of their own; a scale for the whole tensor goes with the norm
+_SCALED_AT_RUN = ("fp8_block", "nvfp4")
 # matrices that engines run as one product
 _FUSED = {
     **dict.fromkeys(("q_proj", "k_proj", "v_proj", "g_proj"), "qkv_proj"),
@@ -247,10 +251,11 @@ def _mixtures(
         )
 
 
-def operations(plan: Layout, step: Step, *, imbalance: float = 1.0) -> list[Operation]:
+def operations(plan: Layout, step: Step, *, imbalance: float = 1.0, routing: float = 1.0) -> list[Operation]:
     """What one rank does in a pass: of a pipeline, all its stages one after another.
 
     imbalance: tokens of the fullest rank of an expert-parallel group against the mean; the others wait for it.
+    routing: so many tokens to this power hit as many experts when they choose evenly; 1: they do.
     """
     decoding = step.decode * step.queries
     prefilled = step.prompts * step.chunk
@@ -259,11 +264,13 @@ def operations(plan: Layout, step: Step, *, imbalance: float = 1.0) -> list[Oper
         gemm(line.name, tokens, line.columns, line.inner, line.dtype, line.count) for line in plan.linear
     ]
     for mixture in plan.experts:
-        apart = mixture.local < mixture.experts
+        share = mixture.local / mixture.experts
+        routed = tokens * plan.dp * (imbalance if share < 1 else 1.0)
+        hit = distinct_experts(routed**routing, mixture.experts, mixture.chosen) * share
         found.append(
             grouped_gemm(
                 "experts",
-                tokens * plan.dp * (imbalance if apart else 1.0),
+                routed,
                 hidden=mixture.hidden,
                 inner=mixture.inner,
                 experts=mixture.experts,
@@ -272,6 +279,7 @@ def operations(plan: Layout, step: Step, *, imbalance: float = 1.0) -> list[Oper
                 dtype=mixture.dtype,
                 count=mixture.count,
                 matrices=mixture.matrices,
+                load=(routed * mixture.chosen * share, hit),
             )
         )
     for part, count in plan.attention:
@@ -299,6 +307,8 @@ def _passes(plan: Layout, tokens: Number) -> Iterator[Operation]:
     for line in plan.linear:
         if line.name.endswith("gate_up_proj"):
             yield elementwise("activation", tokens * line.columns * ACTIVATION * 1.5, line.count)
+        if line.dtype in _SCALED_AT_RUN:
+            yield elementwise("quantise", tokens * line.inner * (ACTIVATION + STORED[line.dtype]), line.count)
 
 
 def _communication(plan: Layout, tokens: Number, sampled: Number) -> Iterator[Operation]:

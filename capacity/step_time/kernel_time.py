@@ -28,6 +28,10 @@ _ROWS = 16.0  # query heads of one key head share a product of so many rows, or 
 _LATENT_ROWS = 64.0  # FlashMLA's tile of heads
 _SIXTEEN_BIT = ("bf16", "fp16", "fp32")
 _NONE = 1e-30
+_SCALES_OF_32 = (
+    "sm100",
+    "sm120",
+)  # tensor cores that scale blocks of 32: those of 128 are scaled beside them
 
 
 class Terms(NamedTuple):
@@ -95,9 +99,14 @@ def _gemm(operation: Operation, chip: Chip) -> Terms:
 
 def _grouped_gemm(operation: Operation, chip: Chip) -> Terms:
     of, rows = chip.constants, operation.rows
-    share = of.gemm[chip.paths[operation.dtype]] * of.grouped
-    if operation.dtype in ("int4", "mxfp4", "w4a16_mxfp4"):
+    dtype = operation.dtype
+    if dtype == "mxfp4":  # its inputs are in 8 bit where the hardware multiplies 4 with 8, in 16 elsewhere
+        dtype = "w4a8_mxfp4" if chip.generation == "sm100" else "w4a16_mxfp4"
+    share = of.gemm[chip.paths[dtype]] * of.grouped
+    if dtype in ("int4", "w4a16_mxfp4"):
         share *= of.weight_only
+    if dtype == "fp8_block" and chip.generation in _SCALES_OF_32:
+        share *= of.block_scaled
     padded = 1.0 + of.grouped_tile / 2 * operation.hit / (rows + _NONE)
     start = 2 * of.start_us * _US
     if operation.variant != "bare":
@@ -105,7 +114,7 @@ def _grouped_gemm(operation: Operation, chip: Chip) -> Terms:
         start = of.grouped_start_us * _US + passes * operation.inner * ACTIVATION / chip.bandwidth
     return Terms(
         start + of.inner_ns * 1e-9 * (operation.inner + operation.columns),
-        operation.flops * padded / (chip.peaks[operation.dtype] * _reached(share, chip)),
+        operation.flops * padded / (chip.peaks[dtype] * _reached(share, chip)),
         operation.bytes / (chip.bandwidth * of.memory),
         of.gemm_power,
     )

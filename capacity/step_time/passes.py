@@ -77,7 +77,7 @@ def one_pass(plan: Layout, chip: Chip, engine: Engine, step: Step) -> Pass:
     prompts = not (isinstance(step.prompts, int | float) and step.prompts == 0)
     slow = engine.prefill_slow if prompts else engine.slow
     timed = []
-    for operation in operations(plan, step, imbalance=engine.imbalance):
+    for operation in operations(plan, step, imbalance=engine.imbalance, routing=engine.routing):
         start, compute, memory, power = terms(operation, chip)
         if operation.kind in COLLECTIVES:
             first = once = operation.count * engine.links
@@ -101,7 +101,6 @@ def _fixed(plan: Layout, engine: Engine, step: Step, prompts: bool) -> list[Fixe
     if plan.pp > 1:
         found.append(Fixed("stages", plan.pp - 1, engine.stage * (plan.pp - 1)))
     if prompts:
-        found.append(Fixed("prompt step", 1, engine.prefill_step))
         found.append(Fixed("prompt layers", layers, engine.prefill_layer * layers))
     return found
 

@@ -83,6 +83,7 @@ def closed_loop(
         ttft, concurrency / rate - steps * (step + batch * extra / steps) if most is not None else 0.0
     )
     tpot = greatest((concurrency / rate - ttft) / steps, step)
+    rate = least(rate, concurrency / (ttft + steps * tpot))  # a request alone has nobody to fill its gaps
     return Serving(rate, ttft, tpot, batch, step, own, rate * extra)
 
 
