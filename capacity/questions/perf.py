@@ -460,7 +460,7 @@ def given(found: Deployed, calibration: Calibration | None, work: Working) -> No
         work.read(f"{found.engine.name}.{each['name']}", each["value"], unit, each["from"])
 
 
-_TIMES = ("step", "layer", "mixture", "sequence", "stage", "prefill_step", "prefill_layer", "request")
+_TIMES = ("step", "layer", "mixture", "sequence", "stage", "prefill_layer", "request")
 _NO_CONSTANTS = ("name", "budget", "mixed", "poll")
 
 
