@@ -18,6 +18,9 @@ A probe is a module of suite/, found by its file, with
 The kernel under test is a function of the module, looked up when it is called, so that a test can put a wrong one in its
 place: whatever check() passes, measure() times. torch is imported in the function that needs it. All functions run in a
 process of the probe's own, so running out of memory spoils one row.
+
+A module may have expect(row, device) -> str | None: what is odd about a row that is correct, such as a rate below what
+others see. A slow device is told of, not failed.
 """
 
 from __future__ import annotations
@@ -61,6 +64,7 @@ class Device:
     peaks: Mapping[str, float] = field(default_factory=dict)  # dense FLOP/s by dtype
     bandwidth: float | None = None  # byte/s of memory
     fp8_flavour: str = "fn"  # fnuz on gfx942
+    max_clock: float | None = None  # Hz, of the processors
 
     @property
     def torch(self) -> str:
@@ -98,6 +102,7 @@ class Measured(NamedTuple):
     backend: str = "torch"
     values: Mapping[str, float] = {}  # figures that are no time: bytes of memory, MHz, W
     notes: Sequence[str] = ()
+    rotation: int | None = None  # copies of the buffers that were taken in turn; None: not said
 
 
 class Value(NamedTuple):

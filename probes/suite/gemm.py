@@ -77,7 +77,7 @@ def measure(case: Case, device: Device) -> Measured:
     ]
     calls = [partial(gemm, *each) for each in sets]
     times, mode, cache = timed(calls, device, bytes_each=size, sustained=case["mode"] == "sustained")
-    return Measured(times, mode, cache, 2.0 * m * n * k, size, dtype, "torch.mm")
+    return Measured(times, mode, cache, 2.0 * m * n * k, size, dtype, "torch.mm", rotation=len(calls))
 
 
 def derive(rows: Sequence[Row]) -> Derived:

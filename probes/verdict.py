@@ -1,0 +1,80 @@
+"""What follows from the rows of a run: the constants, and how far the file is to be trusted."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+
+from capplan.errors import UnknownNameError
+from capplan.probes.probe import Row, Value, probe
+
+DRIFT = 0.03  # of the first row, repeated at the end: more is told
+_USED = ("pass", "warn")
+
+
+def derived_of(rows: Sequence[Row]) -> dict[str, Any]:
+    """`derived` of the calibration file, from every probe's own derive(); rows get what its formula predicts for them."""
+    found: dict[str, Any] = {}
+    for name in dict.fromkeys(row["probe"] for row in rows):
+        own = [row for row in rows if row["probe"] == name and row["status"] in _USED]
+        if not own:
+            continue
+        with suppress(UnknownNameError):
+            values, predicted = probe(name).derive(own)
+            for path, each in values.items():
+                put(found, path, each)
+            for row, time in zip(own, predicted, strict=False):
+                if time is not None and row["time_s"]:
+                    row["predicted_s"], row["rel_err"] = time, time / row["time_s"]["median"] - 1.0
+    return found
+
+
+def put(derived: dict[str, Any], path: str, each: Value) -> None:
+    """A value under its dotted path, in the form of the file."""
+    *parents, last = path.split(".")
+    for parent in parents:
+        derived = derived.setdefault(parent, {})
+    derived[last] = {
+        "value": each.value,
+        "unit": each.unit,
+        "lo": each.lo,
+        "hi": each.hi,
+        "n": each.n,
+        "from": [f"row {number}" for number in each.rows],
+        "trust": "measured",
+    }
+
+
+def quality_of(rows: Sequence[Row], device: dict[str, Any], drift: float | None) -> dict[str, Any]:
+    """`quality` of the calibration file: ok | degraded | unusable | cpu_only, and what speaks for it."""
+    count = {status: sum(row["status"] == status for row in rows) for status in ("fail", "invalid", "warn")}
+    contended = any(row["contended"] for row in rows if row["time_s"])
+    warnings = [f"{row['probe']}: {row['reason']}" for row in rows if row["status"] in count]
+    if drift is not None and drift > DRIFT:
+        warnings.append(f"the first rows, repeated at the end, are {100 * drift:.1f}% off")
+    if contended:
+        warnings.append("other work ran beside the probes, or times of one row differ much")
+    pcie = device.get("pcie") or {}
+    if pcie and (pcie.get("width", 0), pcie.get("gen", 0)) < (
+        pcie.get("width_max", 0),
+        pcie.get("gen_max", 0),
+    ):
+        warnings.append(f"the link to the host is x{pcie['width']} gen {pcie['gen']}, below its most")
+    if (device.get("power_limit_w") or 1e9) < (device.get("power_default_w") or 0):
+        warnings.append(
+            f"the power limit is {device['power_limit_w']:g} W, below {device['power_default_w']:g} W"
+        )
+    verdict = "degraded" if warnings else "ok"
+    if not any(row["status"] in _USED for row in rows) or 2 * count["fail"] > len(rows):
+        verdict = "unusable"
+    if device["kind"] == "cpu":
+        verdict = "cpu_only"
+    return {
+        "verdict": verdict,
+        "drift": drift,
+        "contended": contended,
+        "invalid": count["invalid"],
+        "failed": count["fail"],
+        "warnings": list(dict.fromkeys(warnings)),
+    }
