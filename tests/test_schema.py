@@ -68,6 +68,10 @@ LINES: dict[str, list[str]] = {
         "compare llama-3.3-70b --gpus l4 --tp 1",
     ],
     "calibrate": [f"calibrate {ROOT / 'examples/serving_benchmark.csv'} --model qwen3-32b --gpu h100"],
+    "speculate": [
+        "speculate llama-3.1-8b --gpu h100 --draft llama-3.2-1b",
+        "speculate llama-3.3-70b --gpu h200 --tp 4 --draft-cost 0 --acceptance 0,1 --speculated 4 --batch 1,512",
+    ],
     "gpus": ["gpus", "gpus --filter nothing-like-it", "gpus --dtype fp8 --sort price --min-memory 80GB"],
     "gpu": ["gpus h200", "gpus t4", "gpus apple-m4-max", "gpus tpu-v7"],
     "models": ["models", "models --filter nothing-like-it"],

@@ -37,6 +37,7 @@ def loaded_by(*args: str) -> set[str]:
         ("whiteboard", "70b-class", "--gpu", "h200-sxm", "--weights", "fp8", "--json"),
         ("perf", "llama-3.1-8b", "--gpu", "h100", "--json"),
         ("compare", "llama-3.1-8b", "--gpus", "h100,l40s", "--json"),
+        ("speculate", "llama-3.1-8b", "--gpu", "h100", "--json"),
         ("gpus", "--json"),
         ("models", "--json"),
         ("--version",),

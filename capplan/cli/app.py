@@ -13,7 +13,7 @@ from capplan.errors import InputError, UnknownNameError
 
 COMMANDS = (
     *("kv", "fit", "roofline", "prefill", "decode", "ops", "whiteboard"),
-    *("perf", "compare", "calibrate"),
+    *("perf", "compare", "calibrate", "speculate"),
     *("gpus", "models", "explain", "check", "validate", "schema"),
 )
 

@@ -163,6 +163,20 @@ def batches(texts: list[str] | None) -> list[int] | None:
     return found or None
 
 
+def whole(option: str, texts: list[str] | None, like: str) -> list[int]:
+    """The plain whole numbers of all options of a kind: numbers, lists, and ranges that double."""
+    from capplan import units
+
+    found: list[int] = []
+    for text in texts or ():
+        with naming(option):
+            if ".." in text:
+                found += doubling(text, option, "1", like)
+            else:
+                found += [units.parse_count(item, "1") for item in text.split(",")]
+    return found
+
+
 def count(option: str, text: str | None) -> int | None:
     """Tokens of an option such as --max-model-len."""
     from capplan import units

@@ -24,6 +24,7 @@ def picture(answer: Answer, columns: int) -> str:
     from capplan.capacity.questions.perf import Perf
     from capplan.capacity.questions.prefill import Prefill
     from capplan.capacity.questions.roofline import Roofline
+    from capplan.capacity.questions.speculate import Speculate
 
     if isinstance(answer, Decode) or (isinstance(answer, Prefill) and answer.method == "operations"):
         from capplan.cli.pass_pictures import bars
@@ -36,6 +37,10 @@ def picture(answer: Answer, columns: int) -> str:
         return "\n" + tradeoff_plot(drawn, columns) if drawn else ""
     if isinstance(answer, Roofline):
         return "\n" + roofline_plot(answer, columns)
+    if isinstance(answer, Speculate):
+        from capplan.cli.serving_pictures import gain_chart
+
+        return "\n" + gain_chart(answer, columns)
     return ""
 
 

@@ -25,6 +25,7 @@ ANSWERS = {
     "perf": ("perf", "Perf"),
     "compare": ("compare", "Compare"),
     "calibrate": ("calibrate", "Calibrate"),
+    "speculate": ("speculate", "Speculate"),
     "gpus": ("gpus", "Gpus"),
     "gpu": ("gpus", "GpuFacts"),
     "models": ("models", "Models"),
