@@ -84,6 +84,7 @@ def closed_loop(
     )
     tpot = greatest((concurrency / rate - ttft) / steps, step)
     rate = least(rate, concurrency / (ttft + steps * tpot))  # a request alone has nobody to fill its gaps
+    batch = steps * step * rate / (1 - rate * extra)  # on average, of the passes that decode
     return Serving(rate, ttft, tpot, batch, step, own, rate * extra)
 
 
