@@ -81,6 +81,7 @@ LINES: dict[str, list[str]] = {
     "validate-allocator": [f"validate allocator {ROOT / 'tests/engines/rows.csv'}"],
     "validate-memory": [f"validate memory {ROOT / 'examples/engine_memory.csv'}"],
     "validate-kernels": [f"validate kernels {ROOT / 'examples/kernels.csv'}"],
+    "validate-performance": [f"validate performance {ROOT / 'examples/throughput.csv'}"],
 }
 CASES = [(name, line) for name, lines in LINES.items() for line in lines]
 

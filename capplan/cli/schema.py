@@ -35,6 +35,7 @@ ANSWERS = {
     "validate-allocator": ("validate", "ValidateAllocator"),
     "validate-memory": ("validate_memory", "ValidateMemory"),
     "validate-kernels": ("validate_kernels", "ValidateKernels"),
+    "validate-performance": ("validate_performance", "ValidatePerformance"),
 }
 
 
