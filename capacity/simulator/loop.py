@@ -1,0 +1,748 @@
+"""The engine's loop: take in what has come, schedule, run a pass, hand out tokens; again.
+
+A pass with prompts is one turn of the loop. Passes that only decode are alike as long as nobody comes, leaves or
+needs a block that is not there: so many of them are one turn too, a jump. The time of such a pass is affine in the
+context of its sequences together, and that grows by the same from pass to pass, so that the sum is a closed form.
+Nothing is ever done for each sequence of a pass: the loop keeps totals.
+
+`stepwise` is the same loop written plainly, pass by pass and sequence by sequence; tests hold the two equal.
+
+Sources: vLLM's v1 scheduler (vllm/v1/core/sched/scheduler.py) for the order of what is scheduled, preempted and
+admitted; Kwon et al. 2023 for blocks; Agrawal et al. 2024 for chunked prefill and stall-free batches; Yu et al. 2022
+for batches at the level of passes, and of requests (static).
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from heapq import heappop, heappush
+from itertools import islice
+from math import ceil, inf, isnan, log, nan, sqrt
+from typing import NamedTuple
+
+import numpy as np
+
+from capplan.capacity.simulator.requests import (
+    Disaggregated,
+    Gaps,
+    Outcome,
+    Service,
+    Timeline,
+    Totals,
+    Workload,
+)
+
+Progress = Callable[[int, int], None]  # requests that have left, of how many
+
+_REPORTED = 1024  # turns between two calls of Progress
+_SAMPLES = 4096  # points that a timeline is thinned to, at the least
+
+
+def simulate(
+    workload: Workload,
+    service: Service | Disaggregated,
+    *,
+    jumps: bool = True,
+    progress: Progress | None = None,
+) -> Outcome:
+    """What becomes of the requests of a workload on a service.
+
+    jumps: False takes every pass by itself, which is the same but for rounding.
+    progress: called now and then.
+
+    >>> import numpy as np
+    >>> from capplan.capacity.simulator.requests import AffineTimes
+    >>> times = AffineTimes((0.02, 1e-4, 0.0), ((inf, 0.01, 0.0, 0.001),))
+    >>> one = Workload(np.array([0.0]), np.array([100]), np.array([11]))
+    >>> found = simulate(one, Service(times, blocks=100))
+    >>> round(float(found.first_token[0]), 6), round(float(found.finished[0]), 6)
+    (0.03, 0.14)
+    """
+    journal = Journal(workload, progress)
+    if isinstance(service, Disaggregated):
+        from capplan.capacity.simulator.disaggregated import run_pools
+
+        replicas = run_pools(journal, service, jumps)
+        blocks = service.prefill.blocks * service.prefill.replicas
+        blocks += service.decode.blocks * service.decode.replicas
+    else:
+        replicas = [
+            Replica(service, journal, *arrivals(workload, k, service.replicas), jumps=jumps)
+            for k in range(service.replicas)
+        ]
+        for replica in replicas:
+            replica.run()
+            replica.sample()
+        blocks = service.blocks * service.replicas
+    return journal.outcome(replicas, blocks)
+
+
+def arrivals(workload: Workload, k: int, replicas: int) -> tuple[Iterable[int], Iterator[int]]:
+    """The requests that replica k gets, in turn: those that come by themselves, and those that follow one that left."""
+    own = iter(range(k, len(workload), replicas))
+    if workload.concurrency is None:
+        return own, iter(())
+    share = workload.concurrency // replicas + (k < workload.concurrency % replicas)
+    return list(islice(own, share)), own
+
+
+class Journal:
+    """The requests as the loop reads them, and what is written down of each."""
+
+    def __init__(self, workload: Workload, progress: Progress | None = None) -> None:
+        n = len(workload)
+        self.workload = workload
+        self.progress = progress
+        self.left = self.turns = 0
+        self.timeout = workload.timeout
+        closed = workload.concurrency is not None
+        self.arrival = array("d", bytes(8 * n) if closed else workload.arrival.tobytes())
+        self.isl = array("q", workload.isl.tobytes())
+        self.osl = array("q", workload.osl.tobytes())
+        self.first_scheduled, self.prefill_done, self.first_token, self.finished = (
+            array("d", [nan]) * n for _ in range(4)
+        )
+        self.preemptions = array("q", bytes(8 * n))
+        self.refused, self.timed_out = bytearray(n), bytearray(n)
+        self.gaps = GapCounts()
+        self.totals = Totals()
+
+    def turn(self) -> None:
+        self.turns += 1
+        if self.progress and self.turns % _REPORTED == 0:
+            self.progress(self.left, len(self.isl))
+
+    def outcome(self, replicas: list[Replica], blocks: int) -> Outcome:
+        floats = {
+            name: np.frombuffer(getattr(self, name), dtype=np.float64)
+            for name in ("arrival", "first_scheduled", "prefill_done", "first_token", "finished")
+        }
+        totals = self.totals
+        totals.seconds = max(r.now for r in replicas) - float(floats["arrival"][0])
+        totals.blocks, totals.jumps = blocks, self.turns
+        return Outcome(
+            self.workload,
+            **floats,
+            preemptions=np.frombuffer(self.preemptions, dtype=np.int64),
+            refused=np.frombuffer(self.refused, dtype=np.bool_),
+            timed_out=np.frombuffer(self.timed_out, dtype=np.bool_),
+            timeline=_merged([r.samples for r in replicas]),
+            gaps=self.gaps.shown(),
+            totals=totals,
+        )
+
+
+class GapCounts:
+    """Times between tokens, counted in bins that are 1% wide."""
+
+    LEAST, WIDTH = 1e-6, log(1.01)
+
+    def __init__(self) -> None:
+        self.edges = [self.LEAST * 1.01**k for k in range(2600)]
+        self.counts = [0] * (len(self.edges) + 1)
+
+    def add(self, gap: float, count: int) -> None:
+        self.counts[self._bin(gap)] += count
+
+    def add_series(self, first: float, by: float, passes: int, batch: int) -> None:
+        """Of so many passes, each longer than the one before by the same."""
+        low, last = self._bin(first), self._bin(first + by * (passes - 1))
+        done = 0
+        for at in range(low, last):  # passes whose gap is below the upper edge
+            below = min(passes, ceil((self.edges[at] - first) / by)) if by > 0 else passes
+            if below > done:
+                self.counts[at] += (below - done) * batch
+                done = below
+        self.counts[last] += (passes - done) * batch
+
+    def _bin(self, gap: float) -> int:
+        """Bin k lies below edge k."""
+        return bisect_left(self.edges, gap)
+
+    def shown(self) -> Gaps:
+        held = [k for k, count in enumerate(self.counts) if count] or [1]
+        low, high = max(1, held[0]), min(held[-1], len(self.edges) - 1)
+        counts = np.array(self.counts[low : high + 1], dtype=np.int64)
+        if low > held[0]:
+            counts[0] += self.counts[0]
+        if high < held[-1]:
+            counts[-1] += self.counts[-1]
+        return Gaps(np.array(self.edges[low - 1 : high + 1]), counts)
+
+
+class Decoding(NamedTuple):
+    """A sequence that decodes, as it was when it joined. It needs a block when passes % period is its phase."""
+
+    joined: int  # decode passes that the replica had run
+    cached: int  # tokens
+    blocks: int
+    phase: int
+    ends: int  # decode passes that the replica will have run
+    left: int  # tokens to come
+
+
+class Samples:
+    """The state at points in time, thinned as they grow."""
+
+    def __init__(self) -> None:
+        self.time, self.running = array("d"), array("q")
+        self.waiting, self.blocks = array("q"), array("q")
+        self.next, self.apart = 0.0, 0.0
+
+    def add(self, now: float, running: int, waiting: int, blocks: int) -> None:
+        self.time.append(now)
+        self.running.append(running)
+        self.waiting.append(waiting)
+        self.blocks.append(blocks)
+        if len(self.time) >= 2 * _SAMPLES:
+            self.apart = (now - self.time[0]) / _SAMPLES
+            for name in ("time", "running", "waiting", "blocks"):
+                setattr(self, name, getattr(self, name)[::2])
+        self.next = now + self.apart
+
+
+class Replica:
+    """One engine: its queues, its running sequences, its blocks and its clock."""
+
+    def __init__(
+        self,
+        service: Service,
+        journal: Journal,
+        inbox: Iterable[int],
+        spare: Iterator[int] | None = None,
+        *,
+        jumps: bool = True,
+    ) -> None:
+        """inbox: requests that come by themselves, in order; spare: those of which one comes when another leaves."""
+        self.service, self.journal, self.jumps = service, journal, jumps
+        self.coming = iter(inbox)
+        self.inbox: deque[int] = deque()  # that have come, or will be the next
+        self.spare = spare or iter(())
+        self.now, self.idle = 0.0, False
+        self.samples = Samples()
+
+        # flags, as the loop reads them
+        self.mixed = service.scheduler == "mixed"
+        drafted = service.speculation.tokens if service.speculation else 0
+        self.width = 1 + drafted  # tokens of a decoding sequence in a pass
+        self.lookahead = drafted
+        self.growth: float = service.speculation.per_pass if service.speculation else 1
+        self.period = max(1, int(service.block_size / self.growth))  # passes that a block lasts
+        self.kept_free = int(service.watermark * service.blocks)
+
+        # queues
+        self.waiting: deque[int] = deque()  # have not been scheduled yet
+        self.preempted: deque[int] = deque()  # go before them
+        self.generated: dict[int, int] = {}  # tokens that a preempted one has, where it is to be recomputed
+        self.swapped: dict[
+            int, tuple[int, int]
+        ] = {}  # cached tokens and tokens to come, where it was swapped
+        self.last_token: dict[int, float] = {}  # of preempted ones
+
+        # running: in the order of admission; None while its prompt is computed
+        self.running: dict[int, Decoding | None] = {}
+        self.prefilling: dict[int, tuple[int, int]] = {}  # tokens to compute, and blocks
+        self.partial: tuple[int, int] | None = None  # a prompt that has a chunk behind it, and how far it is
+        self.batch = 0  # decoding sequences
+        self.context: float = 0  # tokens that they have cached, together
+        self.passes = 0  # decode passes so far
+        self.due = [0] * self.period  # sequences that need a block, by phase
+        self.ends: list[tuple[int, int]] = []  # heap: when each leaves; stale where it was preempted
+        self.since: list[tuple[float, int]] = []  # last tokens: when, and of how many sequences
+        self.free = service.blocks
+        self.expected = 0  # sequences that have blocks here and are on their way
+        self.swapping = 0.0  # to be added to the next pass [second]
+
+    # --- the loop -------------------------------------------------------------------------------------------------
+
+    def run(self, until: float = inf) -> None:
+        """Turns that begin before `until`."""
+        self.idle = False
+        static = self.service.scheduler == "static"
+        while self.now < until:
+            self.journal.turn()
+            self.receive()
+            if self.now >= self.samples.next:
+                self.sample()
+            if static:
+                if self.waiting:
+                    self.static_batch()
+                    continue
+            elif chunks := self.schedule():
+                self.prompt_pass(chunks)
+                continue
+            elif self.batch:
+                self.decode_passes(until)
+                continue
+            elif self.swapping:
+                self.spend(0.0)
+                continue
+            soonest = max(self.now, self.next_event())
+            if soonest >= until:
+                self.idle = True
+                break
+            self.now = soonest
+
+    def sample(self) -> None:
+        waiting = len(self.waiting) + len(self.preempted)
+        self.samples.add(self.now, len(self.running), waiting, self.service.blocks - self.free)
+
+    def due_at(self) -> float:
+        """When the next request is before the scheduler."""
+        if not self.inbox:
+            following = next(self.coming, None)
+            if following is None:
+                return inf
+            self.inbox.append(following)
+        return self.journal.arrival[self.inbox[0]] + self.service.request_s
+
+    def next_event(self) -> float:
+        """When there will be something to do for one that has nothing to do now."""
+        return min(self.due_at(), self.deadline())
+
+    def receive(self) -> None:
+        """Queue what has come by now; let those go whose client did not wait."""
+        while self.due_at() <= self.now:
+            i = self.inbox.popleft()
+            if self.fits(i):
+                self.waiting.append(i)
+            else:
+                self.journal.refused[i] = True
+                self.leave()
+        if self.journal.timeout < inf:
+            self.give_up()
+
+    def fits(self, i: int) -> bool:
+        """Whether it can be served at all."""
+        service, isl, osl = self.service, self.journal.isl[i], self.journal.osl[i]
+        if service.max_model_len is not None and isl + osl > service.max_model_len:
+            return False
+        if self.growth == 1:
+            return self.blocks_of(isl + osl) <= service.blocks
+        passes = ceil((osl - 1) / self.growth)
+        return self.blocks_of(isl) + ceil(passes / self.period) + 1 <= service.blocks
+
+    def blocks_of(self, tokens: int) -> int:
+        return -(-(tokens + self.lookahead) // self.service.block_size)
+
+    def leave(self) -> None:
+        """One is gone: in a closed loop another comes. What a client does that gave up (a retry) would go here."""
+        self.journal.left += 1
+        following = next(self.spare, None)
+        if following is not None:
+            self.journal.arrival[following] = self.now
+            self.inbox.append(following)
+
+    # --- clients that do not wait ---------------------------------------------------------------------------------
+
+    def deadline(self) -> float:
+        """When the next client gives up that has no token yet."""
+        if self.journal.timeout == inf:
+            return inf
+        unserved = [i for i in self.preempted if isnan(self.journal.first_token[i])]
+        unserved += [i for i in self.prefilling if i not in self.generated]
+        if self.waiting:
+            unserved.append(self.waiting[0])
+        elif self.inbox:
+            unserved.append(self.inbox[0])
+        return min((self.journal.arrival[i] for i in unserved), default=inf) + self.journal.timeout
+
+    def late(self, i: int) -> bool:
+        """Whether its client has left, without a token."""
+        journal = self.journal
+        return isnan(journal.first_token[i]) and self.now >= journal.arrival[i] + journal.timeout
+
+    def give_up(self) -> None:
+        while self.waiting and self.late(self.waiting[0]):
+            self.gone(self.waiting.popleft())
+        for i in [i for i in self.preempted if self.late(i)]:
+            self.preempted.remove(i)
+            self.gone(i)
+        for i in [i for i in self.prefilling if self.late(i)]:
+            self.drop(i, self.prefilling.pop(i)[1])
+            self.partial = None
+            self.gone(i)
+
+    def gone(self, i: int) -> None:
+        self.journal.timed_out[i] = True
+        self.leave()
+
+    # --- what the next pass consists of ---------------------------------------------------------------------------
+
+    def schedule(self) -> list[tuple[int, int, int]]:
+        """Prompts of the next pass: each a request, tokens, and tokens computed before. Resumed ones just join.
+
+        Blocks that decoding sequences need for the pass are theirs before anybody is admitted.
+        """
+        room = not self.make_room() if self.mixed else True
+        if self.partial is None and not self.waiting and not self.preempted:
+            return []
+        service, chunks = self.service, []
+        budget = service.max_num_batched_tokens - (self.batch * self.width if self.mixed else 0)
+        if self.partial is not None:
+            i, done = self.partial
+            chunk = min(budget, self.prefilling[i][0] - done)
+            if chunk > 0:
+                chunks.append((i, chunk, done))
+                budget -= chunk
+        while room and budget > 0 and len(self.running) + self.expected < service.max_num_seqs:
+            queue = self.preempted or self.waiting
+            if not queue:
+                break
+            i = queue[0]
+            resumed = self.swapped.get(i)
+            tokens = resumed[0] if resumed else self.journal.isl[i] + self.generated.get(i, 0)
+            blocks = self.blocks_of(tokens)
+            at_once = 1 if resumed and self.slack(tokens, blocks) == 0 else 0
+            free = self.free - self.due[self.passes % self.period]
+            if self.running:
+                free -= self.kept_free
+            if blocks + at_once > free:
+                break
+            if not (service.chunked or resumed) and tokens > budget and chunks:
+                break
+            queue.popleft()
+            self.free -= blocks
+            if resumed:
+                self.swap(blocks)
+                del self.swapped[i]
+                self.join(i, tokens, blocks, resumed[1], self.last_token.pop(i, None))
+                budget -= self.width if self.mixed else 0
+                continue
+            if queue is self.waiting:
+                self.journal.first_scheduled[i] = self.now
+            self.running[i], self.prefilling[i] = None, (tokens, blocks)
+            chunk = min(tokens, budget) if service.chunked else tokens
+            chunks.append((i, chunk, 0))
+            budget -= chunk
+        return chunks
+
+    def make_room(self) -> bool:
+        """Preempt the last admitted until the others have the blocks of their next pass; whether any was."""
+        any_ = False
+        while self.due[self.passes % self.period] > self.free and self.running:
+            self.preempt()
+            any_ = True
+        return any_
+
+    def preempt(self) -> None:
+        i, sequence = self.running.popitem()
+        self.journal.preemptions[i] += 1
+        self.preempted.appendleft(i)
+        if sequence is None:  # its prompt, as far as it is
+            self.free += self.prefilling.pop(i)[1]
+            self.partial = None
+            return
+        cached, blocks, gained = self.take_out(sequence)
+        if not isnan(self.journal.first_token[i]):
+            when, count = self.since.pop()
+            if count > 1:
+                self.since.append((when, count - 1))
+            self.last_token[i] = when
+        left = sequence.left - min(gained, sequence.left - 1)
+        if self.service.preemption == "swap":
+            self.swapped[i] = (cached, left)
+            self.swap(blocks)
+        else:
+            self.generated[i] = self.journal.osl[i] - left
+            self.journal.totals.recomputed_tokens += self.journal.isl[i] + self.generated[i]
+
+    def swap(self, blocks: int) -> None:
+        self.swapping += blocks * self.service.swap_s_per_block
+        self.journal.totals.swapped_blocks += blocks
+
+    # --- decoding sequences come and go ---------------------------------------------------------------------------
+
+    def slack(self, cached: int, blocks: int) -> int:
+        """Passes before it needs another block."""
+        tokens = blocks * self.service.block_size - cached - self.lookahead
+        return min(int(tokens / self.growth), self.period - 1)
+
+    def join(self, i: int, cached: int, blocks: int, left: int, last: float | None) -> None:
+        """It decodes from the next pass on. last: when it had its last token; None before its first."""
+        phase = (self.passes + self.slack(cached, blocks)) % self.period
+        ends = self.passes + ceil(left / self.growth)
+        self.running[i] = Decoding(self.passes, cached, blocks, phase, ends, left)
+        heappush(self.ends, (ends, i))
+        self.due[phase] += 1
+        self.batch += 1
+        self.context += cached
+        if last is None:
+            return
+        if self.since and self.since[-1][0] == last:
+            self.since[-1] = (last, self.since[-1][1] + 1)
+        else:
+            self.since.append((last, 1))
+
+    def take_out(self, sequence: Decoding) -> tuple[int, int, int]:
+        """Take it from the totals and free its blocks: tokens that it has cached, blocks, tokens that it got."""
+        joined, cached, blocks, phase, _, _ = sequence
+        passes, period = self.passes - joined, self.period
+        blocks += (self.passes - 1 - phase) // period - (joined - 1 - phase) // period
+        gained = int(passes * self.growth + 1e-9)
+        self.free += blocks
+        self.due[phase] -= 1
+        self.batch -= 1
+        self.context -= cached + passes * self.growth
+        return cached + gained, blocks, gained
+
+    def let_finish(self) -> None:
+        """Those that have had their last token."""
+        running, ends = self.running, self.ends
+        while ends and ends[0][0] <= self.passes:
+            end, i = heappop(ends)
+            sequence = running.get(i)
+            if sequence is None or sequence.ends != end:
+                continue  # it was preempted since
+            del running[i]
+            self.take_out(sequence)
+            self.finish(i)
+        self.since = [(self.now, self.batch)] if self.batch else []
+
+    # --- passes ---------------------------------------------------------------------------------------------------
+
+    def spend(self, seconds: float) -> None:
+        """Time of a pass, and of what is swapped in it."""
+        seconds += self.swapping
+        self.swapping = 0.0
+        self.now += seconds
+        totals = self.journal.totals
+        totals.busy += seconds
+        totals.block_seconds += seconds * (self.service.blocks - self.free)
+
+    def prompt_pass(self, chunks: list[tuple[int, int, int]]) -> None:
+        """One pass with prompts; decoding sequences are in it where the scheduler mixes."""
+        totals = self.journal.totals
+        tokens, pairs = 0, 0.0
+        for _, chunk, before in chunks:
+            tokens += chunk
+            pairs += chunk * before + chunk * (chunk + 1) / 2
+        batch = self.batch if self.mixed else 0
+        context = self.context + batch if batch else 0
+        began = self.now
+        self.spend(self.service.times.prompts(batch, context, len(chunks), tokens, pairs))
+        totals.passes += 1
+        totals.prefill_tokens += tokens
+        totals.prompt_pairs += pairs
+        if batch:
+            totals.context_tokens += context
+            self.decoded(1)
+            for when, count in self.since:
+                self.journal.gaps.add(self.now - when, count)
+            self.let_finish()
+        for i, chunk, before in chunks:
+            if before + chunk < self.prefilling[i][0]:
+                self.partial = (i, before + chunk)
+            else:
+                if before:
+                    self.partial = None
+                self.prefilled(i, began)
+
+    def prefilled(self, i: int, began: float) -> None:
+        """Its prompt is computed and a token sampled; began: the start of the pass."""
+        journal = self.journal
+        tokens, blocks = self.prefilling.pop(i)
+        had = self.generated.pop(i, 0)
+        if had:  # recomputed: the pass gave it its next token
+            journal.gaps.add(self.now - self.last_token.pop(i), 1)
+        elif self.late(i):
+            self.drop(i, blocks)
+            self.gone(i)
+            return
+        else:
+            journal.prefill_done[i] = journal.first_token[i] = self.now
+        left = journal.osl[i] - had - 1
+        if left:
+            self.join(i, tokens, blocks, left, self.now)
+        else:
+            self.drop(i, blocks)
+            self.finish(i)
+
+    def drop(self, i: int, blocks: int) -> None:
+        del self.running[i]
+        self.free += blocks
+
+    def finish(self, i: int) -> None:
+        self.journal.finished[i] = self.now
+        self.journal.totals.decode_tokens += self.journal.osl[i] - 1
+        self.leave()
+
+    def decode_passes(self, until: float) -> None:
+        """Passes without prompts: one, or as many as are alike."""
+        alone = self.make_room()  # then the next pass may admit again
+        if not self.batch:
+            return
+        while (sequence := self.running.get(self.ends[0][1])) is None or sequence.ends != self.ends[0][0]:
+            heappop(self.ends)
+        most = self.ends[0][0] - self.passes
+        if alone or self.swapping or not self.jumps:
+            most = 1
+        most = self.passes_with_blocks(most)
+        swapped = self.swapping
+        passes, first, by, seconds = self.run_of_passes(most, min(until, self.horizon()))
+        batch, gaps = self.batch, self.journal.gaps
+        totals = self.journal.totals
+        totals.passes += passes
+        totals.context_tokens += passes * (self.context + batch) + (
+            self.growth * batch * passes * (passes - 1) / 2
+        )
+        before = self.now
+        for when, count in self.since:
+            gaps.add(before - when + first + swapped, count)
+        if passes > 1:
+            gaps.add_series(first + by, by, passes - 1, batch)
+        self.spend(seconds)
+        self.decoded(passes)
+        self.let_finish()
+
+    def horizon(self) -> float:
+        """Until when passes stay alike: somebody comes who can be admitted, or leaves without a token."""
+        if self.waiting or self.preempted or len(self.running) >= self.service.max_num_seqs:
+            return self.deadline()  # whoever comes waits behind the others
+        return min(self.due_at(), self.deadline())
+
+    def passes_with_blocks(self, most: int) -> int:
+        """How many passes, of `most`, the free blocks are enough for; the first has been seen to."""
+        batch, period = self.batch, self.period
+        if -(-most // period) * batch <= self.free:
+            return most
+        passes = self.free // batch * period  # in each period every sequence needs one
+        left = self.free % batch
+        while passes < most:
+            left -= self.due[(self.passes + passes) % period]
+            if left < 0:
+                break
+            passes += 1
+        return min(most, passes)
+
+    def run_of_passes(self, most: int, horizon: float) -> tuple[int, float, float, float]:
+        """Passes that begin before the horizon, `most` at the most: how many, the time of the first, by how much
+        the next is longer, and the time of all [second]."""
+        batch, grown = self.batch, self.growth * self.batch
+        context = self.context + batch
+        done, seconds, first, by = 0, 0.0, 0.0, 0.0
+        left = horizon - self.now
+        while done < most and (seconds < left or not done):
+            start, slope, end = self.service.times.decode(batch, context)
+            time, more = start + slope * context, slope * grown
+            passes = most - done
+            if end < inf:
+                passes = min(passes, max(1, ceil((end - context) / grown)))
+            if left < inf:
+                passes = min(passes, _passes_until(left - seconds, time, more, passes))
+            if not done:
+                first, by = time, more
+            seconds += passes * time + more * (passes * (passes - 1) / 2)
+            done += passes
+            context += grown * passes
+        return done, first, by, seconds
+
+    def decoded(self, passes: int) -> None:
+        """Every decoding sequence has had so many passes: its tokens are cached, its blocks taken."""
+        at, due, period = self.passes, self.due, self.period
+        blocks = self.batch * (passes // period)
+        for k in range(at, at + passes % period):
+            blocks += due[k % period]
+        self.free -= blocks
+        self.passes += passes
+        self.context += self.growth * self.batch * passes
+
+    # --- batches of requests, one after another -------------------------------------------------------------------
+
+    def static_batch(self) -> None:
+        """A batch runs until its longest answer is out; all are padded to the longest, and all leave together.
+
+        The cache is reserved for prompt and answer, both the longest of the batch.
+        """
+        journal, service = self.journal, self.service
+        batch: list[int] = []
+        isl = osl = 0
+        while self.waiting and len(batch) < service.max_num_seqs:
+            i = self.waiting[0]
+            wider = max(isl, journal.isl[i]), max(osl, journal.osl[i])
+            if (len(batch) + 1) * self.blocks_of(sum(wider)) > service.blocks:
+                break
+            isl, osl = wider
+            batch.append(self.waiting.popleft())
+            journal.first_scheduled[i] = self.now
+        width, totals = len(batch), journal.totals
+        reserved = width * self.blocks_of(isl + osl)
+        self.free -= reserved
+        pairs = width * (isl * (isl + 1) / 2)
+        self.spend(service.times.prompts(0, 0, width, width * isl, pairs))
+        totals.passes += 1
+        totals.prefill_tokens += width * isl
+        totals.prompt_pairs += pairs
+        kept = []
+        for i in batch:
+            if self.late(i):
+                self.gone(i)
+                continue
+            journal.prefill_done[i] = journal.first_token[i] = self.now
+            kept.append(i)
+        self.running = dict.fromkeys(kept)
+        self.batch, self.context = width, width * isl
+        lengths = sorted(journal.osl[i] - 1 for i in kept)
+        for k, length in enumerate(lengths):
+            passes = length - (lengths[k - 1] if k else 0)
+            for more in [passes] if self.jumps else [1] * passes:
+                self.padded_passes(more, len(lengths) - k)
+        self.batch, self.context = 0, 0
+        self.running = {}
+        self.free += reserved
+        for i in kept:
+            self.finish(i)
+
+    def padded_passes(self, passes: int, alive: int) -> None:
+        """Passes of a static batch, of which so many sequences are not yet done."""
+        if not passes:
+            return
+        self.sample()
+        done, first, by, seconds = self.run_of_passes(passes, inf)
+        self.journal.gaps.add_series(first, by, done, alive)
+        totals = self.journal.totals
+        totals.passes += done
+        totals.context_tokens += done * (self.context + self.batch) + self.batch * done * (done - 1) / 2
+        self.spend(seconds)
+        self.context += self.batch * done
+
+
+def _passes_until(left: float, time: float, more: float, most: int) -> int:
+    """Passes that begin before `left` is over, the first taking `time` and each `more` than the one before."""
+    if left <= 0:
+        return 1
+    if more <= 0:
+        passes = ceil(left / time) if time > 0 else most
+    else:
+        half = time - more / 2  # passes * half + passes^2 * more / 2 = left
+        passes = ceil(2 * left / (half + sqrt(half * half + 2 * more * left)))
+    passes = min(most, max(1, passes))
+    # the root is rounded; the sum decides
+    while passes > 1 and _sum(passes - 1, time, more) >= left:
+        passes -= 1
+    while passes < most and _sum(passes, time, more) < left:
+        passes += 1
+    return passes
+
+
+def _sum(passes: int, time: float, more: float) -> float:
+    return passes * time + more * (passes * (passes - 1) / 2)
+
+
+def _merged(samples: list[Samples]) -> Timeline:
+    """The states of all replicas, added."""
+    times = [np.frombuffer(each.time) for each in samples]
+    grid = np.unique(np.concatenate(times))
+    grid = grid[:: max(1, len(grid) // _SAMPLES)]
+    sums = []
+    for name in ("running", "waiting", "blocks"):
+        total = np.zeros(len(grid), dtype=np.int64)
+        for time, each in zip(times, samples, strict=True):
+            at = np.searchsorted(time, grid, side="right") - 1
+            values = np.frombuffer(getattr(each, name), dtype=np.int64)
+            total += np.where(at >= 0, values[at], 0)
+        sums.append(total)
+    return Timeline(grid, *sums)
