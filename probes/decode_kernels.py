@@ -1,0 +1,157 @@
+"""Ways to run decode attention over a paged cache: our own kernel, torch alone, and packages where they are installed.
+
+Each takes q [sequence, head, width] and a Cache, and gives a call without arguments that returns [sequence, head, width].
+What is done once a batch and not once a layer (plans, buffers) is done before the call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
+
+from capplan.probes import paged
+from capplan.probes.kernels import ready
+from capplan.probes.paged import Cache
+from capplan.probes.probe import Device, Skipped
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from capplan.probes.kernels.paged_decode import Tiling
+
+Call = Callable[[], "Tensor"]
+
+# (tokens, warps, stages) to try on a GPU; two stages of a tile wait for the table, so few stages hold one tile
+TILINGS = ((64, 4, 3), (64, 4, 5), (128, 8, 3), (128, 8, 5), (32, 4, 5))
+_PROGRAMS = 16  # an SM: so many that the last wave is short
+_LEAST = 256  # tokens of a split, below which joining costs more than it saves
+_MOST = 128  # splits
+
+
+def splits_of(batch: int, kv_heads: int, length: int, device: Device) -> int:
+    """Into how many splits a sequence is cut, so that every SM has work and no split is too short to be worth it."""
+    wanted = -(-_PROGRAMS * device.sm_count // (batch * kv_heads))
+    return max(1, min(wanted, -(-length // _LEAST), _MOST))
+
+
+def installed(device: Device) -> list[str]:
+    """Kernels that this machine can run, our own first."""
+    found = ["triton"] * (find_spec("triton") is not None) + ["gather"]
+    if device.kind == "cuda":
+        packages = {
+            "flash_attn_3": "flash_attn_interface",
+            "flash_attn_2": "flash_attn",
+            "flashinfer": "flashinfer",
+        }
+        found += [kernel for kernel, package in packages.items() if find_spec(package) is not None]
+    return found
+
+
+def prepare(
+    kernel: str, q: Tensor, cache: Cache, scale: float, length: int, device: Device, tiling: int = 0
+) -> Call:
+    """The call of one kernel. length: of the longest sequence [token]. tiling: which of TILINGS. Raises Skipped."""
+    if kernel == "triton":
+        ready(device)
+        from capplan.probes.kernels.paged_decode import Tiling
+
+        return triton(
+            q, cache, scale, splits_of(q.shape[0], cache.k.shape[2], length, device), Tiling(*TILINGS[tiling])
+        )
+    makers = {
+        "gather": gather,
+        "flash_attn_3": flash_attn_3,
+        "flash_attn_2": flash_attn_2,
+        "flashinfer": flashinfer,
+    }
+    return makers[kernel](q, cache, scale)
+
+
+def triton(q: Tensor, cache: Cache, scale: float, splits: int, tiling: Tiling) -> Call:
+    """The split-KV kernel of kernels/paged_decode.py."""
+    import torch
+
+    from capplan.probes.kernels import paged_decode as kernel
+
+    means = torch.full((*q.shape[:2], splits, q.shape[2]), torch.nan, device=q.device)
+    lse, out = means[..., 0].clone(), torch.full_like(q, torch.nan)
+
+    def call() -> Tensor:
+        return kernel.join(*kernel.attend_splits(q, cache, scale, tiling, means, lse), cache.v_scale, out)
+
+    return call
+
+
+def gather(q: Tensor, cache: Cache, scale: float) -> Call:
+    """Pages gathered into one piece, then two products with the heads of a group as rows: torch alone, on any device."""
+    return partial(_gather, q, cache, scale)
+
+
+def _gather(q: Tensor, cache: Cache, scale: float) -> Tensor:
+    import torch
+
+    batch, heads, width = q.shape
+    position = torch.arange(cache.table.shape[1] * cache.page, device=q.device)
+    live = position[None, :] < cache.lengths[:, None]
+    pages = torch.where(live[:, :: cache.page], cache.table, 0).long()
+    k, v = (  # [sequence, KV head, token, width]; NaN of unused slots would outlive a weight of zero
+        paged.bits(pool)[pages]
+        .view(pool.dtype)
+        .flatten(1, 2)
+        .to(q.dtype)
+        .masked_fill(~live[..., None, None], 0.0)
+        .transpose(1, 2)
+        for pool in (cache.k, cache.v)
+    )
+    grouped = q.view(batch, k.shape[1], heads // k.shape[1], width)
+    scores = (grouped @ k.transpose(2, 3)).float() * (scale * cache.k_scale)
+    weights = scores.masked_fill(~live[:, None, None, :], -torch.inf).softmax(-1).to(q.dtype)
+    return (weights @ v * cache.v_scale).view(batch, heads, width)
+
+
+def flash_attn_2(q: Tensor, cache: Cache, scale: float) -> Call:
+    """flash-attn 2: pages of a multiple of 256 slots, caches of 16 bits."""
+    if cache.page % 256 or cache.k.element_size() < 2:
+        raise Skipped("flash-attn 2 takes pages of a multiple of 256 slots and caches of 16 bits")
+    from flash_attn import flash_attn_with_kvcache  # type: ignore[import-not-found]
+
+    tables = {"cache_seqlens": cache.lengths, "block_table": cache.table}
+    asked = q[:, None]
+    return lambda: flash_attn_with_kvcache(asked, cache.k, cache.v, softmax_scale=scale, **tables)[:, 0]
+
+
+def flash_attn_3(q: Tensor, cache: Cache, scale: float) -> Call:
+    """flash-attn 3, whose FP8 takes queries of FP8 as well: caches of 16 bits here, so that what is compared is equal."""
+    if cache.k.element_size() < 2:
+        raise Skipped("flash-attn 3 takes an FP8 cache with FP8 queries only")
+    from flash_attn_interface import flash_attn_with_kvcache  # type: ignore[import-not-found]
+
+    tables = {"cache_seqlens": cache.lengths, "page_table": cache.table}
+    asked = q[:, None]
+
+    def call() -> Tensor:
+        out = flash_attn_with_kvcache(asked, cache.k, cache.v, softmax_scale=scale, **tables)
+        return (out[0] if isinstance(out, tuple) else out)[:, 0]
+
+    return call
+
+
+def flashinfer(q: Tensor, cache: Cache, scale: float) -> Call:
+    """FlashInfer's decode over pages, with its plan made before."""
+    import torch
+    from flashinfer import BatchDecodeWithPagedKVCacheWrapper  # type: ignore[import-not-found]
+
+    heads, (kv_heads, width) = q.shape[1], cache.k.shape[2:]
+    counts = (cache.lengths + cache.page - 1) // cache.page
+    ends = torch.nn.functional.pad(counts.cumsum(0), (1, 0)).to(torch.int32)
+    pages = torch.cat([row[:n] for row, n in zip(cache.table, counts.tolist(), strict=True)])
+    last = cache.lengths - (counts - 1) * cache.page
+    run = BatchDecodeWithPagedKVCacheWrapper(
+        torch.zeros(128 * 2**20, dtype=torch.uint8, device=q.device), "NHD", use_tensor_cores=True
+    )
+    dtypes = {"q_data_type": q.dtype, "kv_data_type": cache.k.dtype}
+    run.plan(ends, pages, last, heads, kv_heads, width, cache.page, sm_scale=scale, **dtypes)
+    scales = {} if cache.k.element_size() > 1 else {"k_scale": cache.k_scale, "v_scale": cache.v_scale}
+    return lambda: run.run(q, (cache.k, cache.v), **scales)

@@ -1,0 +1,317 @@
+"""The attention probes: right kernels pass against fp64, and wrong ones are caught, one test a fault."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+os.environ["TRITON_INTERPRET"] = "1"  # read when triton is first imported
+
+torch = pytest.importorskip("torch")
+
+from capplan.probes import decode_kernels, paged
+from capplan.probes.paged import Cache
+from capplan.probes.probe import Case, Device, Skipped
+from capplan.probes.suite import attn_decode, attn_prefill
+
+CPU = Device("cpu", 0, "a CPU", "x86_64", sm_count=2, l2_bytes=2**20, memory_bytes=2**33)
+Patch = pytest.MonkeyPatch
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> None:
+    torch.set_num_threads(1)  # these are small, and other tests may be running
+
+
+def decode(kernel: str, kv_dtype: str = "bf16", page: int = 16, kv_heads: int = 2) -> Case:
+    shape = {"batch": 1, "length": 300, "page": page, "heads": 8, "kv_heads": kv_heads}
+    return {**shape, "kv_dtype": kv_dtype, "kernel": kernel}
+
+
+def prefill(queries: int, keys: int, dtype: str = "bf16", kernel: str = "flash") -> Case:
+    return {"queries": queries, "keys": keys, "heads": 8, "kv_heads": 2, "dtype": dtype, "kernel": kernel}
+
+
+@pytest.mark.parametrize("kv_dtype", ["fp32", "bf16", "fp8", "fp8_fnuz", "fp8_e5m2"])
+@pytest.mark.parametrize("page", [16, 64])
+@pytest.mark.parametrize("kernel", ["triton", "gather"])
+def test_decode_agrees_with_fp64(kernel: str, page: int, kv_dtype: str) -> None:
+    if kernel == "triton":
+        pytest.importorskip("triton")
+        if kv_dtype == "fp8_fnuz":
+            pytest.skip("triton's interpreter has no fnuz")
+    found = attn_decode.check(decode(kernel, kv_dtype, page), CPU)
+    assert found.ok, found.why
+
+
+def test_one_kv_head_and_a_group_that_is_no_power_of_two() -> None:
+    pytest.importorskip("triton")
+    assert attn_decode.check(decode("triton", kv_heads=1), CPU).ok
+    assert attn_decode.check({**decode("triton"), "heads": 6}, CPU).ok
+
+
+@pytest.mark.parametrize(("queries", "keys"), [(128, 128), (1, 200), (64, 200)])
+@pytest.mark.parametrize(("dtype", "kernel"), [("fp32", "math"), ("bf16", "flash")])
+def test_prefill_agrees_with_fp64(queries: int, keys: int, dtype: str, kernel: str) -> None:
+    found = attn_prefill.check(prefill(queries, keys, dtype, kernel), CPU)
+    assert found.ok, found.why
+
+
+def test_a_long_prompt_is_checked_in_a_sample(monkeypatch: Patch) -> None:
+    monkeypatch.setattr(attn_prefill, "_EVERY_ROW", 64)
+    assert attn_prefill.check(prefill(200, 200), CPU).ok
+    right = attn_prefill.attend
+
+    def last_row_missing(kernel: str, q: Any, k: Any, v: Any) -> Any:
+        out = right(kernel, q, k, v).clone()
+        out[:, :, 150:151] = torch.nan
+        return out
+
+    monkeypatch.setattr(attn_prefill, "attend", last_row_missing)
+    assert not attn_prefill.check(prefill(200, 200), CPU).ok  # even where the sample may not have the row
+
+
+@pytest.mark.parametrize("name", ["fp8", "fp8_fnuz", "fp8_e5m2"])
+def test_what_a_cache_holds_is_looked_up_and_equals_the_cast(name: str) -> None:
+    dtype = {"fp8": torch.float8_e4m3fn, "fp8_fnuz": torch.float8_e4m3fnuz, "fp8_e5m2": torch.float8_e5m2}[
+        name
+    ]
+    x = torch.randn(20_000, generator=torch.Generator().manual_seed(1)).bfloat16()
+    x[:50] *= 1e3  # beyond what the format holds
+    for scale in (1.0, 0.01):  # the first has ties: bf16 lies half-way between numbers of FP8
+        assert torch.equal(paged.store(x, dtype, scale).double() * scale, paged.held(x, dtype, scale))
+
+
+def test_a_cache_is_full_of_traps() -> None:
+    cache = paged.empty([33, 16, 1], 16, 2, 8, "bf16", CPU, seed=0)
+    assert cache.k.isnan().all()
+    assert cache.table.tolist()[1][1:] == [paged.NO_PAGE, paged.NO_PAGE]
+    used = [page for row in cache.table.tolist() for page in row if page != paged.NO_PAGE]
+    assert len(set(used)) == len(used) == 3 + 1 + 1
+    assert used != sorted(used)
+    assert cache.k.shape[0] == len(used) + paged.SPARE
+
+
+def test_splits_fill_the_chip_and_are_not_too_short() -> None:
+    h200 = Device("cuda", 0, "H200", "sm_90", sm_count=132, l2_bytes=60 * 2**20, memory_bytes=2**37)
+    assert decode_kernels.splits_of(1, 8, 131072, h200) == 128
+    assert decode_kernels.splits_of(1, 8, 1024, h200) == 4
+    assert decode_kernels.splits_of(128, 8, 8192, h200) == 3
+    assert decode_kernels.splits_of(4096, 8, 8192, h200) == 1
+
+
+def test_no_package_is_no_failure(monkeypatch: Patch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(Skipped, match="triton is not installed"):
+        attn_decode.check(decode("triton"), CPU)
+
+
+# ---------------------------------------------------------------- faults of decode attention
+
+
+def attending(fault: Callable[..., Any]) -> Callable[[Patch], None]:
+    """A kernel that is wrong: fault(right, q, cache) in place of right(q, cache)."""
+
+    def inject(patch: Patch) -> None:
+        right = attn_decode.attend
+
+        def wrong(kernel: str, q: Any, cache: Cache, *rest: Any) -> Any:
+            return fault(lambda q, cache: right(kernel, q, cache, *rest), q, cache)
+
+        patch.setattr(attn_decode, "attend", wrong)
+
+    return inject
+
+
+def page_before(right: Any, q: Any, cache: Cache) -> Any:
+    table = cache.table.clone()
+    table[:, 1:] = torch.where(table[:, 1:] == paged.NO_PAGE, paged.NO_PAGE, table[:, :-1])
+    return right(q, cache._replace(table=table))
+
+
+def neighbours_pages(right: Any, q: Any, cache: Cache) -> Any:
+    table = cache.table.clone()
+    table[0] = table[-1]  # as long as it is but for one token
+    return right(q, cache._replace(table=table))
+
+
+def newest_token_unseen(right: Any, q: Any, cache: Cache) -> Any:
+    return right(q, cache._replace(lengths=(cache.lengths - 1).clamp(min=1)))
+
+
+def slot_past_the_end(right: Any, q: Any, cache: Cache) -> Any:
+    return right(q, cache._replace(lengths=cache.lengths + (cache.lengths == 300).int()))
+
+
+def heads_in_another_order(right: Any, q: Any, cache: Cache) -> Any:
+    heads, kv_heads = q.shape[1], cache.k.shape[2]
+    order = torch.arange(heads).view(-1, kv_heads).t().flatten()  # head h reads KV head h % kv_heads
+    return right(q[:, order], cache)[:, order.argsort()]
+
+
+def row_unwritten(right: Any, q: Any, cache: Cache) -> Any:
+    out = torch.full_like(q, torch.nan)
+    out[:-1] = right(q, cache)[:-1]
+    return out
+
+
+DECODE_FAULTS: dict[str, Callable[..., Any]] = {
+    "an off-by-one page": page_before,
+    "the pages of another sequence": neighbours_pages,
+    "the newest token unseen": newest_token_unseen,
+    "a slot past the end read": slot_past_the_end,
+    "another KV head": heads_in_another_order,
+    "an unwritten row": row_unwritten,
+    "zeros instead of data": lambda right, q, cache: torch.zeros_like(q),
+    "a wrong softmax scale": lambda right, q, cache: right(q * attn_decode.WIDTH**-0.5, cache),
+    "K and V swapped": lambda right, q, cache: right(
+        q, Cache(cache.v, cache.k, cache.table, cache.lengths, cache.v_scale, cache.k_scale)
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", DECODE_FAULTS)
+def test_decode_fault_is_caught(fault: str, monkeypatch: Patch) -> None:
+    for page in (16, 64):
+        with monkeypatch.context() as patch:
+            attending(DECODE_FAULTS[fault])(patch)
+            found = attn_decode.check(decode("gather", page=page), CPU)
+            assert not found.ok
+            assert found.why
+
+
+def test_a_stale_page_is_caught(monkeypatch: Patch) -> None:
+    right = paged.write
+
+    def stale(cache: Cache, k: Any, v: Any, sequence: Any, position: Any) -> None:
+        fill = torch.randn(k.shape, generator=torch.Generator().manual_seed(9)).to(k.dtype)
+        right(cache, fill, fill, sequence, position)  # what the last owner left
+        written = (sequence != 0) | (position // cache.page != 2)
+        right(cache, k[written], v[written], sequence[written], position[written])
+
+    monkeypatch.setattr(paged, "write", stale)
+    assert not attn_decode.check(decode("gather"), CPU).ok
+
+
+def test_swapped_scales_of_fp8_are_caught(monkeypatch: Patch) -> None:
+    attending(
+        lambda right, q, c: right(q, c._replace(k_scale=c.v_scale, v_scale=c.k_scale)),
+    )(monkeypatch)
+    assert not attn_decode.check(decode("gather", "fp8"), CPU).ok
+
+
+def test_another_format_of_fp8_is_caught(monkeypatch: Patch) -> None:
+    """The bytes of E5M2 where E4M3 is meant: a cast to the wrong dtype, and bytes read as the wrong one."""
+    right = paged.store
+
+    def other(x: Any, dtype: Any, scale: float) -> Any:
+        return right(x, torch.float8_e5m2, scale).to(dtype)
+
+    monkeypatch.setattr(paged, "store", other)
+    assert not attn_decode.check(decode("gather", "fp8"), CPU).ok
+    monkeypatch.setattr(
+        paged,
+        "store",
+        lambda x, dtype, scale: right(x, torch.float8_e5m2, scale).view(torch.uint8).view(dtype),
+    )
+    assert not attn_decode.check(decode("gather", "fp8"), CPU).ok
+
+
+@pytest.mark.parametrize("kv_dtype", ["fp8", "fp8_fnuz"])
+def test_an_overflow_without_a_clamp_is_caught(kv_dtype: str, monkeypatch: Patch) -> None:
+    def unclamped(x: Any, dtype: Any, scale: float) -> Any:
+        scaled = x.float() / scale  # what casts of torch until 2.11 made of an overflow, and fnuz's still do
+        return scaled.masked_fill(scaled.abs() > torch.finfo(dtype).max, torch.nan).to(dtype)
+
+    monkeypatch.setattr(paged, "store", unclamped)
+    found = attn_decode.check(decode("gather", kv_dtype), CPU)
+    assert not found.ok
+    assert found.nan > 0
+
+
+# ---------------------------------------------------------------- faults inside the split kernel
+
+
+def test_faults_of_the_split_kernel_are_caught(monkeypatch: Patch) -> None:
+    """A split missed in the merge, splits weighed alike, and a row that the merge leaves unwritten."""
+    pytest.importorskip("triton")
+    assert attn_decode.check(decode("triton"), CPU).ok
+    from capplan.probes.kernels import paged_decode as kernel
+
+    right = kernel.join
+
+    def missed(means: Any, lse: Any, scale: float, out: Any) -> Any:
+        assert lse.shape[-1] > 1
+        lse[..., -1] = -torch.inf
+        return right(means, lse, scale, out)
+
+    def alike(means: Any, lse: Any, scale: float, out: Any) -> Any:
+        return right(means, lse.masked_fill(lse.isfinite(), 0.0), scale, out)
+
+    def unwritten(means: Any, lse: Any, scale: float, out: Any) -> Any:
+        out[1:] = right(means[1:], lse[1:], scale, out[1:])
+        return out
+
+    for fault in (missed, alike, unwritten):
+        monkeypatch.setattr(kernel, "join", fault)
+        found = attn_decode.check(decode("triton"), CPU)
+        assert not found.ok, fault.__name__
+        assert (found.nan > 0) == (fault is unwritten)
+
+
+def test_nan_of_unused_slots_leaks_through_a_weight_of_zero(monkeypatch: Patch) -> None:
+    """A kernel that masks its scores but loads all of a page is caught by the NaN in the slots that nobody owns."""
+
+    def careless(kernel: str, q: Any, cache: Cache, *rest: Any) -> Any:
+        live = torch.arange(cache.table.shape[1] * cache.page)[None, :] < cache.lengths[:, None]
+        pages = torch.where(live[:, :: cache.page], cache.table, 0).long()
+        k, v = (
+            pool[pages].flatten(1, 2).repeat_interleave(4, 2).transpose(1, 2) for pool in (cache.k, cache.v)
+        )
+        scores = (q[:, :, None] @ k.transpose(2, 3)).float() * attn_decode.WIDTH**-0.5
+        weights = scores.masked_fill(~live[:, None, None], -torch.inf).softmax(-1).to(q.dtype)
+        return (weights @ v)[:, :, 0]
+
+    monkeypatch.setattr(attn_decode, "attend", careless)
+    found = attn_decode.check(decode("gather"), CPU)
+    assert not found.ok
+    assert found.nan > 0
+
+
+# ---------------------------------------------------------------- faults of prefill attention
+
+
+def upper_left(kernel: str, q: Any, k: Any, v: Any) -> Any:
+    return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+
+
+def unmasked(kernel: str, q: Any, k: Any, v: Any) -> Any:
+    return torch.nn.functional.scaled_dot_product_attention(q, k, v, enable_gqa=True)
+
+
+def one_further(kernel: str, q: Any, k: Any, v: Any) -> Any:
+    seen = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool).tril(k.shape[2] - q.shape[2] + 1)
+    return torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=seen, enable_gqa=True)
+
+
+def interleaved(kernel: str, q: Any, k: Any, v: Any) -> Any:
+    order = torch.arange(q.shape[1]).view(-1, k.shape[1]).t().flatten()
+    return right_prefill(kernel, q[:, order], k, v)[:, order.argsort()]
+
+
+right_prefill = attn_prefill.attend
+PREFILL_FAULTS = {
+    "a mask in the wrong corner": upper_left,
+    "no mask": unmasked,
+    "a mask one key too far": one_further,
+    "another KV head": interleaved,
+}
+
+
+@pytest.mark.parametrize("fault", PREFILL_FAULTS)
+def test_prefill_fault_is_caught(fault: str, monkeypatch: Patch) -> None:
+    monkeypatch.setattr(attn_prefill, "attend", PREFILL_FAULTS[fault])
+    assert not attn_prefill.check(prefill(64, 200), CPU).ok
