@@ -57,6 +57,7 @@ def _gpu(index: int) -> Device:
     if row is not None and "mig" in properties.name.lower():  # a part of a card has its part of the peaks
         share = properties.multi_processor_count / (row.sm_count or properties.multi_processor_count)
         part = min(1.0, properties.total_memory / (row.memory_visible_bytes or properties.total_memory))
+    clock: float | None = None
     with suppress(Exception):  # nvidia-ml-py is optional
         import pynvml
 
@@ -76,7 +77,8 @@ def _gpu(index: int) -> Device:
         peaks={dtype: rate * share for dtype, rate in row.dense_flops.items()} if row else {},
         bandwidth=row.memory_bandwidth * part if row and row.memory_bandwidth else None,
         fp8_flavour="fnuz" if arch == "gfx942" else "fn",
-        max_clock=locals().get("clock"),
+        max_clock=clock,
+        host_link=(row.host_link_unidirectional or row.pcie_per_direction) if row else None,
     )
 
 

@@ -93,3 +93,14 @@ def of_row(row: Row, amount: float, unit: str) -> Value:
     return Value(
         amount / time["median"], unit, amount / time["p90"], amount / time["p10"], time["n"], [row["id"]]
     )
+
+
+def crossing(at: Sequence[float], grown: Sequence[float], level: float) -> float | None:
+    """Where something that grows first reaches a level, between the two that were tried; None where it never does."""
+    for place, size in enumerate(grown):
+        if size >= level:
+            if not place:
+                return float(at[0])
+            part = (level - grown[place - 1]) / (size - grown[place - 1])
+            return at[place - 1] + part * (at[place] - at[place - 1])
+    return None

@@ -28,14 +28,16 @@ def impossible(row: Row, device: Device) -> str | None:
     clock; what fits in the caches says nothing of the memory behind them.
     """
     size, flops = row["achieved"]["bytes_ps"], row["achieved"]["flops_ps"]
-    if device.bandwidth and size and size > device.bandwidth:
-        return f"{size / 1e12:.2f} TB/s is more than the {device.bandwidth / 1e12:.2f} TB/s of the memory"
+    rate, of = device.rate(row.get("of", "memory")), row.get("of", "memory")
+    if rate and size and size > rate:
+        what = "the memory" if of == "memory" else "the link to the host"
+        return f"{size / 1e12:.2f} TB/s is more than the {rate / 1e12:.2f} TB/s of {what}"
     dtype = row["case"].get("dtype")
     most = most_flops(str(row.get("dtype") or dtype), device)
     if flops and most and flops > most:
         return f"{flops / 1e12:.0f} TFLOP/s is more than the {most / 1e12:.0f} TFLOP/s of all matrix units"
     turns = row.get("rotation")
-    if device.is_gpu and row["cache"] == "cold" and turns and row["work"]["bytes"]:
+    if of == "memory" and device.is_gpu and row["cache"] == "cold" and turns and row["work"]["bytes"]:
         held = row["work"]["bytes"] * turns
         if held < _COLD * device.l2_bytes:
             return f"called cold, but its {held / 2**20:,.0f} MiB are less than 5 times the L2 cache"

@@ -15,6 +15,11 @@ ROUNDING = {"fp64": 1e-15, "fp32": 2.6e-7, "tf32": 3e-4, "fp16": 2.07e-4, "bf16"
 ROOM = 1.5
 
 
+def bound(dtype: str, inner: int) -> float:
+    """The error that a product with an output of this dtype may have: that of rounding it and, in fp32, of adding up."""
+    return ROOM * ROUNDING[dtype] * (max(1.0, inner / 1024) ** 0.5 if dtype == "fp32" else 1.0)
+
+
 def normal(shape: tuple[int, ...], dtype: str, device: Device, seed: int) -> Tensor:
     """Normal random data, the same on every device: never zeros or small integers, which draw less power (M2)."""
     import torch

@@ -65,6 +65,11 @@ class Device:
     bandwidth: float | None = None  # byte/s of memory
     fp8_flavour: str = "fn"  # fnuz on gfx942
     max_clock: float | None = None  # Hz, of the processors
+    host_link: float | None = None  # byte/s, one way
+
+    def rate(self, of: str) -> float | None:
+        """The datasheet's byte/s of what bytes pass: memory, or the link to the host; None of anything else."""
+        return {"memory": self.bandwidth, "host": self.host_link}.get(of)
 
     @property
     def torch(self) -> str:
@@ -103,6 +108,7 @@ class Measured(NamedTuple):
     values: Mapping[str, float] = {}  # figures that are no time: bytes of memory, MHz, W
     notes: Sequence[str] = ()
     rotation: int | None = None  # copies of the buffers that were taken in turn; None: not said
+    of: str = "memory"  # what the bytes pass, and are held against: memory, host (the link to it), link, disk
 
 
 class Value(NamedTuple):

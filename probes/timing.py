@@ -76,7 +76,7 @@ def _on_gpu(calls: Sequence[Call], cold: str, sustained: bool, graph: bool) -> T
         calls[turn % len(calls)]()
         turn += 1
         torch.cuda.synchronize()
-    estimate = _between(lambda: [call() for call in calls]) / len(calls)
+    estimate = between(lambda: [call() for call in calls]) / len(calls)
     if estimate < _SHORT and graph:
         number = len(calls) * -(-_IN_GRAPH // len(calls))
         captured = torch.cuda.CUDAGraph()
@@ -93,16 +93,16 @@ def _on_gpu(calls: Sequence[Call], cold: str, sustained: bool, graph: bool) -> T
             run()
             torch.cuda.synchronize()
         mode = "sustained"
-    _between(run)
+    between(run)
     times = []
     for _ in range(SAMPLES):
         if not sustained:
             time.sleep(_COOL)  # else the chip is as hot as in the sustained mode
-        times.append(_between(run) / number)
+        times.append(between(run) / number)
     return Times(times, mode, cold)
 
 
-def _between(run: Callable[[], object]) -> float:
+def between(run: Callable[[], object]) -> float:
     """Time between two events around what is launched [second]; a pause before lets the launches get ahead."""
     import torch
 

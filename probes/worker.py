@@ -125,12 +125,12 @@ def row_of(one: Probe, case: Case, device: Device) -> Row:
 
 def _percent_of_spec(row: Row, device: Device) -> float | None:
     """How near a row comes to the datasheet: of the peak or of the bandwidth, whichever is nearer."""
-    achieved, peak = row["achieved"], device.peaks.get(row["dtype"] or "")
+    achieved, peak, rate = row["achieved"], device.peaks.get(row["dtype"] or ""), device.rate(row["of"])
     shares = []
     if peak and achieved["flops_ps"]:
         shares.append(100.0 * achieved["flops_ps"] / peak)
-    if device.bandwidth and achieved["bytes_ps"]:
-        shares.append(100.0 * achieved["bytes_ps"] / device.bandwidth)
+    if rate and achieved["bytes_ps"]:
+        shares.append(100.0 * achieved["bytes_ps"] / rate)
     return max(shares, default=None)
 
 
@@ -160,6 +160,7 @@ def laid_out(
         "shape_set": case.get("shapes"),
         "dtype": measured.dtype if measured else case.get("dtype"),
         "rotation": measured.rotation if measured else None,
+        "of": measured.of if measured else "memory",
         "time_s": time_s,
         "work": {"flops": flops, "bytes": size},
         "achieved": {

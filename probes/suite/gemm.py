@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from capplan.probes import fit
-from capplan.probes.numerics import ROOM, ROUNDING, against, fresh, normal, poisoned
+from capplan.probes.numerics import against, bound, fresh, normal, poisoned
 from capplan.probes.probe import Case, Derived, Device, Measured, Numerics, Row, Value
 from capplan.probes.timing import copies, timed
 
@@ -62,7 +62,7 @@ def check(case: Case, device: Device) -> Numerics:
     m, n, k, dtype = case["m"], case["n"], case["k"], case["dtype"]
     a, b = normal((m, k), dtype, device, 1), normal((n, k), dtype, device, 2)
     got = gemm(a, b, poisoned((m, n), dtype, device))
-    return against(got, a.double() @ b.double().t(), ROOM * ROUNDING[dtype])
+    return against(got, a.double() @ b.double().t(), bound(dtype, k))
 
 
 def measure(case: Case, device: Device) -> Measured:
