@@ -219,7 +219,9 @@ class Replica:
         """inbox: requests that come by themselves, in order; spare: those of which one comes when another leaves."""
         self.service, self.journal, self.jumps = service, journal, jumps
         self.coming = iter(inbox)
-        self.inbox: deque[int] = deque()  # that have come, or will be the next
+        self.inbox: deque[int] = deque()  # those that come next
+        if journal.workload.concurrency is not None:
+            self.inbox.extend(self.coming)
         self.spare = spare or iter(())
         self.now, self.idle = 0.0, False
         self.samples = Samples()
@@ -253,6 +255,7 @@ class Replica:
         self.ends: list[tuple[int, int]] = []  # heap: when each leaves; stale where it was preempted
         self.since: list[tuple[float, int]] = []  # last tokens: when, and of how many sequences
         self.free = service.blocks
+        self.crowded = False  # somebody was preempted for the next pass: nobody is admitted to it
         self.expected = 0  # sequences that have blocks here and are on their way
         self.swapping = 0.0  # to be added to the next pass [second]
 
@@ -320,7 +323,7 @@ class Replica:
         service, isl, osl = self.service, self.journal.isl[i], self.journal.osl[i]
         if service.max_model_len is not None and isl + osl > service.max_model_len:
             return False
-        if self.growth == 1:
+        if not self.lookahead:
             return self.blocks_of(isl + osl) <= service.blocks
         passes = ceil((osl - 1) / self.growth)
         return self.blocks_of(isl) + ceil(passes / self.period) + 1 <= service.blocks
@@ -377,7 +380,9 @@ class Replica:
 
         Blocks that decoding sequences need for the pass are theirs before anybody is admitted.
         """
-        room = not self.make_room() if self.mixed else True
+        self.crowded = False
+        if self.mixed:
+            self.make_room()
         if self.partial is None and not self.waiting and not self.preempted:
             return []
         service, chunks = self.service, []
@@ -388,7 +393,7 @@ class Replica:
             if chunk > 0:
                 chunks.append((i, chunk, done))
                 budget -= chunk
-        while room and budget > 0 and len(self.running) + self.expected < service.max_num_seqs:
+        while not self.crowded and budget > 0 and len(self.running) + self.expected < service.max_num_seqs:
             queue = self.preempted or self.waiting
             if not queue:
                 break
@@ -420,13 +425,11 @@ class Replica:
             budget -= chunk
         return chunks
 
-    def make_room(self) -> bool:
-        """Preempt the last admitted until the others have the blocks of their next pass; whether any was."""
-        any_ = False
+    def make_room(self) -> None:
+        """Preempt the last admitted until the others have the blocks of their next pass."""
         while self.due[self.passes % self.period] > self.free and self.running:
             self.preempt()
-            any_ = True
-        return any_
+            self.crowded = True
 
     def preempt(self) -> None:
         i, sequence = self.running.popitem()
@@ -436,15 +439,16 @@ class Replica:
             self.free += self.prefilling.pop(i)[1]
             self.partial = None
             return
-        cached, blocks, gained = self.take_out(sequence)
+        blocks, gained = self.take_out(sequence)
         if not isnan(self.journal.first_token[i]):
             when, count = self.since.pop()
             if count > 1:
                 self.since.append((when, count - 1))
             self.last_token[i] = when
-        left = sequence.left - min(gained, sequence.left - 1)
+        gained = min(gained, sequence.left - 1)
+        left = sequence.left - gained
         if self.service.preemption == "swap":
-            self.swapped[i] = (cached, left)
+            self.swapped[i] = (sequence.cached + gained, left)
             self.swap(blocks)
         else:
             self.generated[i] = self.journal.osl[i] - left
@@ -477,17 +481,16 @@ class Replica:
         else:
             self.since.append((last, 1))
 
-    def take_out(self, sequence: Decoding) -> tuple[int, int, int]:
-        """Take it from the totals and free its blocks: tokens that it has cached, blocks, tokens that it got."""
+    def take_out(self, sequence: Decoding) -> tuple[int, int]:
+        """Take it from the totals and free its blocks: how many, and the tokens that it got."""
         joined, cached, blocks, phase, _, _ = sequence
         passes, period = self.passes - joined, self.period
         blocks += (self.passes - 1 - phase) // period - (joined - 1 - phase) // period
-        gained = int(passes * self.growth + 1e-9)
         self.free += blocks
         self.due[phase] -= 1
         self.batch -= 1
         self.context -= cached + passes * self.growth
-        return cached + gained, blocks, gained
+        return blocks, int(passes * self.growth + 1e-9)
 
     def let_finish(self) -> None:
         """Those that have had their last token."""
@@ -572,13 +575,13 @@ class Replica:
 
     def decode_passes(self, until: float) -> None:
         """Passes without prompts: one, or as many as are alike."""
-        alone = self.make_room()  # then the next pass may admit again
+        self.make_room()
         if not self.batch:
             return
         while (sequence := self.running.get(self.ends[0][1])) is None or sequence.ends != self.ends[0][0]:
             heappop(self.ends)
         most = self.ends[0][0] - self.passes
-        if alone or self.swapping or not self.jumps:
+        if self.crowded or self.swapping or not self.jumps:
             most = 1
         most = self.passes_with_blocks(most)
         swapped = self.swapping
@@ -600,7 +603,8 @@ class Replica:
 
     def horizon(self) -> float:
         """Until when passes stay alike: somebody comes who can be admitted, or leaves without a token."""
-        if self.waiting or self.preempted or len(self.running) >= self.service.max_num_seqs:
+        behind = self.waiting or self.preempted or len(self.running) >= self.service.max_num_seqs
+        if behind and self.journal.workload.concurrency is None:
             return self.deadline()  # whoever comes waits behind the others
         return min(self.due_at(), self.deadline())
 

@@ -156,6 +156,17 @@ class Service:
         for name, names in (("scheduler", SCHEDULERS), ("preemption", PREEMPTIONS)):
             if getattr(self, name) not in names:
                 raise InputError(f"unknown {name} {getattr(self, name)!r}; one of {', '.join(names)}")
+        if self.speculation and self.scheduler == "static":
+            raise InputError(
+                "scheduler 'static' has no speculation; mixed or prefill-first is accepted with it"
+            )
+        if self.speculation and not 1 <= self.speculation.tokens < self.block_size:
+            raise InputError(
+                f"{self.speculation.tokens} drafted tokens; from 1 to fewer than the {self.block_size} of a block "
+                "are accepted"
+            )
+        if self.speculation and not 0 <= self.speculation.acceptance <= 1:
+            raise InputError(f"acceptance {self.speculation.acceptance!r} is not a share from 0 to 1")
         width = self.max_num_seqs * (1 + (self.speculation.tokens if self.speculation else 0))
         if self.scheduler == "mixed" and self.max_num_batched_tokens < width:
             raise InputError(

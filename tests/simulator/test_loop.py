@@ -1,0 +1,160 @@
+"""The loop against the plain one, and against what has to hold of any engine, on random services and workloads."""
+
+from __future__ import annotations
+
+from functools import cache
+from math import inf
+
+import numpy as np
+import pytest
+
+from capplan.capacity.simulator.loop import simulate
+from capplan.capacity.simulator.requests import (
+    AffineTimes,
+    Outcome,
+    Piece,
+    Service,
+    Speculation,
+    Workload,
+)
+from capplan.capacity.simulator.stepwise import simulate_stepwise
+
+CONFIGURATIONS = 500
+TIMES = AffineTimes((0.012, 8.1e-5, 1.1e-9), ((8, 0.0087, 3.3e-7, 2.1e-4), (inf, 0.0101, 2.9e-7, 1.7e-4)))
+
+
+class Bent:
+    """Step times whose slope doubles every 1,000 tokens of context up to 8,000."""
+
+    def decode(self, batch: int, context: float) -> Piece:
+        start, slope, below = 0.01 + 1e-4 * batch, 1e-7, 1000.0
+        while context >= below and below < 8000:
+            start -= slope * below  # the two pieces meet where one ends
+            slope, below = 2 * slope, 2 * below
+        return Piece(start, slope, below if below < 8000 else inf)
+
+    def prompts(self, batch: int, context: float, prompts: int, tokens: int, pairs: float) -> float:
+        return 0.02 + 1e-4 * (tokens + batch) + 1e-8 * (pairs + context)
+
+
+def random_case(seed: int) -> tuple[Workload, Service]:
+    r = np.random.default_rng(seed)
+    block_size = int(r.choice([1, 4, 16, 16, 32]))
+    seqs = int(r.choice([1, 2, 4, 8, 16, 40]))
+    scheduler = str(r.choice(["mixed", "mixed", "prefill-first", "static"]))
+    drafted = int(r.choice([0, 0, 0, 2, 3])) if block_size > 4 and scheduler != "static" else 0
+    longest = int(r.choice([30, 200, 900]))
+    count = int(r.integers(5, 60))
+    isl = r.integers(1, longest, count)
+    osl = r.integers(1, int(r.choice([2, 30, 150])), count)
+    one = -(-(longest + 150) // block_size)  # blocks of the longest request
+    service = Service(
+        Bent() if r.random() < 0.5 else TIMES,
+        blocks=int(one * r.choice([0.4, 1.2, 2, 4, 50])) + 2,
+        block_size=block_size,
+        max_num_seqs=seqs,
+        max_num_batched_tokens=seqs * (1 + drafted) + int(r.choice([1, 64, 256, 2048])),
+        scheduler=scheduler,
+        chunked=bool(r.random() < 0.7),
+        watermark=float(r.choice([0.0, 0.01, 0.1])),
+        preemption=str(r.choice(["recompute", "swap"])),
+        swap_s_per_block=float(r.choice([0.0, 1e-4])),
+        max_model_len=int(r.choice([longest, 10**6])),
+        request_s=float(r.choice([0.0, 0.003])),
+        replicas=int(r.choice([1, 1, 2, 3])),
+        speculation=Speculation(drafted, float(r.choice([0.0, 0.6, 0.83]))) if drafted else None,
+    )
+    rate = float(r.choice([1, 10, 200]))
+    closed = r.random() < 0.25
+    workload = Workload(
+        np.cumsum(r.exponential(1 / rate, count)),
+        isl,
+        osl,
+        concurrency=int(r.integers(3, 20)) if closed else None,
+        timeout=float(r.choice([inf, inf, 0.5, 3.0])),
+    )
+    return workload, service
+
+
+@cache
+def both(seed: int) -> tuple[Service, Outcome, Outcome]:
+    workload, service = random_case(seed)
+    return service, simulate(workload, service), simulate_stepwise(workload, service)
+
+
+@pytest.mark.parametrize("some", range(10))
+def test_jumps_are_the_passes_one_by_one(some: int) -> None:
+    for seed in range(some, CONFIGURATIONS, 10):
+        _, jumped, stepped = both(seed)
+        for name in ("arrival", "first_scheduled", "prefill_done", "first_token", "finished"):
+            a, b = getattr(jumped, name), getattr(stepped, name)
+            np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-9, err_msg=f"{name}, seed {seed}")
+        for name in ("preemptions", "refused", "timed_out"):
+            np.testing.assert_array_equal(
+                getattr(jumped, name), getattr(stepped, name), err_msg=f"{name}, seed {seed}"
+            )
+        for name in ("passes", "prefill_tokens", "decode_tokens", "prompt_pairs", "context_tokens", "busy"):
+            a, b = getattr(jumped.totals, name), getattr(stepped.totals, name)
+            assert a == pytest.approx(b, rel=1e-9), (name, seed)
+        without = simulate(*random_case(seed), jumps=False)
+        np.testing.assert_allclose(without.finished, jumped.finished, rtol=1e-9, atol=1e-9)
+
+
+def test_configurations_are_of_every_kind() -> None:
+    """What the other tests say, they say of something."""
+    seen = [both(seed) for seed in range(CONFIGURATIONS)]
+    assert {s.scheduler for s, _, _ in seen} == {"mixed", "prefill-first", "static"}
+    for kind in ("recompute", "swap"):
+        assert sum(int(o.preemptions.sum()) for s, o, _ in seen if s.preemption == kind) > 100
+    assert sum(int(o.refused.sum()) for _, o, _ in seen) > 50
+    assert sum(int(o.timed_out.sum()) for _, o, _ in seen) > 50
+    assert sum(o.totals.passes for _, o, _ in seen) > 2 * sum(o.totals.jumps for _, o, _ in seen)
+
+
+def test_nobody_is_lost_and_time_only_goes_on() -> None:
+    for seed in range(CONFIGURATIONS):
+        service, o, _ = both(seed)
+        served = o.served
+        assert (served.astype(int) + o.refused + o.timed_out == 1).all(), seed
+        first, last = o.first_token[served], o.finished[served]
+        assert (o.arrival[served] + service.request_s <= o.first_scheduled[served]).all()
+        assert (o.first_scheduled[served] < first).all()
+        assert (first <= last).all()
+        assert (np.diff(o.timeline.time) >= 0).all()
+        late = first - o.arrival[served] >= o.workload.timeout
+        assert not late.any(), seed
+
+
+def test_every_token_is_accounted_for() -> None:
+    for seed in range(CONFIGURATIONS):
+        service, o, _ = both(seed)
+        w, served = o.workload, o.served
+        later = int((w.osl[served] - 1).sum())
+        assert o.totals.decode_tokens == later
+        if service.speculation is None:
+            assert o.gaps.counts.sum() == later, seed  # counted pass by pass
+        computed, prompts = o.totals.prefill_tokens, int(w.isl[served].sum())
+        if service.scheduler == "static" or (o.timed_out.any()):
+            assert computed >= prompts
+        elif o.preemptions.sum() == 0:
+            assert computed == prompts, seed
+        elif service.preemption == "recompute":
+            assert computed >= prompts
+
+
+def test_cache_is_never_more_than_the_pool() -> None:
+    for seed in range(CONFIGURATIONS):
+        service, o, _ = both(seed)
+        assert (o.timeline.blocks <= service.blocks * service.replicas).all()
+        assert (o.timeline.blocks >= 0).all()
+        assert o.timeline.blocks[-1] == 0, seed
+        assert (o.timeline.running <= service.max_num_seqs * service.replicas).all()
+
+
+def test_first_come_is_first_scheduled() -> None:
+    for seed in range(CONFIGURATIONS):
+        service, o, _ = both(seed)
+        if o.workload.concurrency is None:
+            for k in range(service.replicas):
+                starts = o.first_scheduled[k :: service.replicas]
+                assert (np.diff(starts[np.isfinite(starts)]) >= 0).all(), seed
