@@ -7,6 +7,7 @@ What is done once a batch and not once a layer (plans, buffers) is done before t
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
@@ -19,12 +20,13 @@ from capplan.probes.probe import Device, Skipped
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from capplan.probes.kernels.paged_decode import Tiling
 
 Call = Callable[[], "Tensor"]
 
-# (tokens, warps, stages) to try on a GPU; two stages of a tile wait for the table, so few stages hold one tile
+# Tilings to try on a GPU: (tokens, warps, stages), where two stages of a tile wait for the table, so that few stages hold
+# one tile; and with latents (heads, tokens, warps, stages), as 512 of them fill the registers
 TILINGS = ((64, 4, 3), (64, 4, 5), (128, 8, 3), (128, 8, 5), (32, 4, 5))
+LATENT_TILINGS = ((16, 32, 4, 2), (16, 64, 4, 2), (32, 64, 8, 2), (64, 32, 8, 2), (64, 64, 8, 2))
 _PROGRAMS = 16  # an SM: so many that the last wave is short
 _LEAST = 256  # tokens of a split, below which joining costs more than it saves
 _MOST = 128  # splits
@@ -52,13 +54,10 @@ def installed(device: Device) -> list[str]:
 def prepare(
     kernel: str, q: Tensor, cache: Cache, scale: float, length: int, device: Device, tiling: int = 0
 ) -> Call:
-    """The call of one kernel. length: of the longest sequence [token]. tiling: which of TILINGS. Raises Skipped."""
+    """The call of one kernel. length: of the longest sequence [token]. tiling: the number of one. Raises Skipped."""
     if kernel == "triton":
-        ready(device)
-        from capplan.probes.kernels.paged_decode import Tiling
-
         return triton(
-            q, cache, scale, splits_of(q.shape[0], cache.k.shape[2], length, device), Tiling(*TILINGS[tiling])
+            q, cache, scale, splits_of(q.shape[0], cache.k.shape[2], length, device), device, tiling
         )
     makers = {
         "gather": gather,
@@ -69,19 +68,56 @@ def prepare(
     return makers[kernel](q, cache, scale)
 
 
-def triton(q: Tensor, cache: Cache, scale: float, splits: int, tiling: Tiling) -> Call:
-    """The split-KV kernel of kernels/paged_decode.py."""
+def tilings(kernel: str, q: Tensor, cache: Cache, scale: float, length: int, device: Device) -> list[int]:
+    """Numbers of the tilings that have room on the device, which only the compiler knows. A CPU takes the first."""
+    if kernel != "triton" or not device.is_gpu:
+        return [0]
+    from triton.runtime.errors import OutOfResources
+
+    found = []
+    for number in range(len(LATENT_TILINGS if _latent(cache) else TILINGS)):
+        with suppress(OutOfResources):
+            prepare(kernel, q, cache, scale, length, device, number)()
+            found.append(number)
+    return found
+
+
+def fastest(kernel: str, q: Tensor, cache: Cache, scale: float, length: int, device: Device) -> int:
+    """The number of the fastest tiling."""
+    found = tilings(kernel, q, cache, scale, length, device)
+    if len(found) == 1:
+        return found[0]
+    from triton.testing import do_bench
+
+    calls = {number: prepare(kernel, q, cache, scale, length, device, number) for number in found}
+    times = {number: float(do_bench(call, warmup=5, rep=25)) for number, call in calls.items()}
+    return min(found, key=lambda number: times[number])
+
+
+def triton(q: Tensor, cache: Cache, scale: float, splits: int, device: Device, tiling: int = 0) -> Call:
+    """The split-KV kernels of kernels/: of latents where V is a part of K, else with V of its own. Raises Skipped."""
+    ready(device)
     import torch
 
-    from capplan.probes.kernels import paged_decode as kernel
+    from capplan.probes.kernels import latent_decode, paged_decode
 
-    means = torch.full((*q.shape[:2], splits, q.shape[2]), torch.nan, device=q.device)
-    lse, out = means[..., 0].clone(), torch.full_like(q, torch.nan)
+    means = torch.full((*q.shape[:2], splits, cache.v.shape[3]), torch.nan, device=q.device)
+    lse = torch.full((*q.shape[:2], splits), torch.nan, device=q.device)
+    out = torch.full((*q.shape[:2], cache.v.shape[3]), torch.nan, dtype=q.dtype, device=q.device)
 
     def call() -> Tensor:
-        return kernel.join(*kernel.attend_splits(q, cache, scale, tiling, means, lse), cache.v_scale, out)
+        if _latent(cache):
+            cut = latent_decode.Tiling(*LATENT_TILINGS[tiling])
+            latent_decode.attend_splits(q, cache, scale, cut, means, lse)
+        else:
+            paged_decode.attend_splits(q, cache, scale, paged_decode.Tiling(*TILINGS[tiling]), means, lse)
+        return paged_decode.join(means, lse, cache.v_scale, out)
 
     return call
+
+
+def _latent(cache: Cache) -> bool:
+    return bool(cache.v.data_ptr() == cache.k.data_ptr())
 
 
 def gather(q: Tensor, cache: Cache, scale: float) -> Call:
@@ -105,10 +141,10 @@ def _gather(q: Tensor, cache: Cache, scale: float) -> Tensor:
         .transpose(1, 2)
         for pool in (cache.k, cache.v)
     )
-    grouped = q.view(batch, k.shape[1], heads // k.shape[1], width)
+    grouped = q.view(batch, k.shape[1], -1, width)
     scores = (grouped @ k.transpose(2, 3)).float() * (scale * cache.k_scale)
     weights = scores.masked_fill(~live[:, None, None, :], -torch.inf).softmax(-1).to(q.dtype)
-    return (weights @ v * cache.v_scale).view(batch, heads, width)
+    return (weights @ v * cache.v_scale).view(batch, heads, -1)
 
 
 def flash_attn_2(q: Tensor, cache: Cache, scale: float) -> Call:

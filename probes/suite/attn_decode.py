@@ -70,8 +70,8 @@ def check(case: Case, device: Device) -> Numerics:
     cache = paged.empty(lengths, page, kv_heads, WIDTH, case["kv_dtype"], device, seed=4)
     paged.write(cache, k, v, sequence, position)
     expected = paged.reference(q, k, v, cache, lengths, WIDTH**-0.5)
-    tilings = len(decode_kernels.TILINGS) if case["kernel"] == "triton" and device.is_gpu else 1
-    got = [attend(case["kernel"], q, cache, length, device, tiling) for tiling in range(tilings)]
+    numbers = decode_kernels.tilings(case["kernel"], q, cache, WIDTH**-0.5, length, device)
+    got = [attend(case["kernel"], q, cache, length, device, number) for number in numbers]
     return worst([rows_against(each, expected, BOUND[dtype]) for each in got])
 
 
@@ -88,20 +88,10 @@ def measure(case: Case, device: Device) -> Measured:
     flops = 4.0 * batch * case["heads"] * length * WIDTH
     prepared = [_full(case, device, seed) for seed in range(copies(size, device))]
 
-    def calls(tiling: int) -> list[decode_kernels.Call]:
-        return [
-            decode_kernels.prepare(kernel, q, cache, WIDTH**-0.5, length, device, tiling)
-            for q, cache in prepared
-        ]
-
-    best, note = 0, []
-    if kernel == "triton" and device.is_gpu:
-        from triton.testing import do_bench
-
-        tried = [do_bench(calls(i)[0], warmup=5, rep=25) for i in range(len(decode_kernels.TILINGS))]
-        best = tried.index(min(tried))
-        note = ["tokens of a tile {}, warps {}, stages {}".format(*decode_kernels.TILINGS[best])]
-    times, mode, cold = timed(calls(best), device, bytes_each=size)
+    best = decode_kernels.fastest(kernel, *prepared[0], WIDTH**-0.5, length, device)
+    note = [f"tiling {decode_kernels.TILINGS[best]}"] if kernel == "triton" else []
+    calls = [decode_kernels.prepare(kernel, *each, WIDTH**-0.5, length, device, best) for each in prepared]
+    times, mode, cold = timed(calls, device, bytes_each=size)
     return Measured(
         times, mode, cold, flops, size, _dtype(case), kernel, kernel, notes=note, rotation=len(prepared)
     )

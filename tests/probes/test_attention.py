@@ -15,7 +15,7 @@ torch = pytest.importorskip("torch")
 from capplan.probes import decode_kernels, paged
 from capplan.probes.paged import Cache
 from capplan.probes.probe import Case, Device, Skipped
-from capplan.probes.suite import attn_decode, attn_prefill
+from capplan.probes.suite import attn_decode, attn_decode_mla, attn_prefill
 
 CPU = Device("cpu", 0, "a CPU", "x86_64", sm_count=2, l2_bytes=2**20, memory_bytes=2**33)
 Patch = pytest.MonkeyPatch
@@ -29,6 +29,10 @@ def _one_thread() -> None:
 def decode(kernel: str, kv_dtype: str = "bf16", page: int = 16, kv_heads: int = 2) -> Case:
     shape = {"batch": 1, "length": 300, "page": page, "heads": 8, "kv_heads": kv_heads}
     return {**shape, "kv_dtype": kv_dtype, "kernel": kernel}
+
+
+def latents(kernel: str, heads: int = 16, dtype: str = "bf16") -> Case:
+    return {"heads": heads, "batch": 1, "length": 300, "dtype": dtype, "kernel": kernel}
 
 
 def prefill(queries: int, keys: int, dtype: str = "bf16", kernel: str = "flash") -> Case:
@@ -51,6 +55,15 @@ def test_one_kv_head_and_a_group_that_is_no_power_of_two() -> None:
     pytest.importorskip("triton")
     assert attn_decode.check(decode("triton", kv_heads=1), CPU).ok
     assert attn_decode.check({**decode("triton"), "heads": 6}, CPU).ok
+
+
+@pytest.mark.parametrize(("heads", "dtype"), [(16, "fp32"), (24, "bf16"), (1, "bf16")])
+@pytest.mark.parametrize("kernel", ["triton", "gather"])
+def test_latents_agree_with_the_keys_of_every_head(kernel: str, heads: int, dtype: str) -> None:
+    if kernel == "triton":
+        pytest.importorskip("triton")
+    found = attn_decode_mla.check(latents(kernel, heads, dtype), CPU)
+    assert found.ok, found.why
 
 
 @pytest.mark.parametrize(("queries", "keys"), [(128, 128), (1, 200), (64, 200)])
@@ -315,3 +328,40 @@ PREFILL_FAULTS = {
 def test_prefill_fault_is_caught(fault: str, monkeypatch: Patch) -> None:
     monkeypatch.setattr(attn_prefill, "attend", PREFILL_FAULTS[fault])
     assert not attn_prefill.check(prefill(64, 200), CPU).ok
+
+
+# ---------------------------------------------------------------- faults of attention over latents
+
+
+def test_faults_of_latent_attention_are_caught(monkeypatch: Patch) -> None:
+    """The turned part left out, the scale of the absorbed width, the projection transposed, a split missed."""
+    right, absorb = attn_decode_mla.attend, attn_decode_mla.absorb
+
+    def turned_part_left_out(kernel: str, q: Any, *rest: Any) -> Any:
+        return right(kernel, q.masked_fill(torch.arange(576) >= 512, 0.0), *rest)
+
+    def scale_of_the_width(kernel: str, q: Any, *rest: Any) -> Any:
+        return right(kernel, q * (192 / 576) ** 0.5, *rest)
+
+    for fault in (turned_part_left_out, scale_of_the_width):
+        with monkeypatch.context() as patch:
+            patch.setattr(attn_decode_mla, "attend", fault)
+            assert not attn_decode_mla.check(latents("gather"), CPU).ok, fault.__name__
+    monkeypatch.setattr(attn_decode_mla, "absorb", lambda q, up: absorb(q, up.flip(0)))  # of other heads
+    assert not attn_decode_mla.check(latents("gather"), CPU).ok
+
+
+def test_a_split_missed_in_the_merge_of_latents_is_caught(monkeypatch: Patch) -> None:
+    pytest.importorskip("triton")
+    assert attn_decode_mla.check(latents("triton"), CPU).ok
+    from capplan.probes.kernels import paged_decode as kernel
+
+    right = kernel.join
+
+    def missed(means: Any, lse: Any, scale: float, out: Any) -> Any:
+        assert lse.shape[-1] > 1
+        lse[..., -1] = -torch.inf
+        return right(means, lse, scale, out)
+
+    monkeypatch.setattr(kernel, "join", missed)
+    assert not attn_decode_mla.check(latents("triton"), CPU).ok
