@@ -144,7 +144,7 @@ def compare(
     flags = deployment or Deployment()
     isl, osl = perf.lengths(isl, osl)
     (load,) = perf.loads_of([concurrency])
-    measured = {found.gpu: found for found in calibrations}
+    measured = {found.gpu or str(found.device.get("name")): found for found in calibrations}
     if unused := sorted(set(measured) - {card.id for card in cards}):
         raise InputError(
             f"calibration {measured[unused[0]].name!r} is of {unused[0]!r}, which is not compared; "

@@ -147,7 +147,7 @@ def decode(
     found = placed(spec, card, pass_parts.allowing(deployment, longest), longest, tp, work)
     found = measured(found, calibration, work)
     work.assume(*found.assumptions)
-    if calibration is None:
+    if calibration is None or calibration.ttft_off is None:
         work.assume(pass_parts.RANGE)
     off = calibration.tpot_off if calibration else None
     if found.plan.dp > 1:

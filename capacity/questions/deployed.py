@@ -14,6 +14,7 @@ from capplan.capacity.engines.weights import quantized
 from capplan.capacity.step_time.chip import Chip, chip_of
 from capplan.capacity.step_time.engine_steps import Engine, engine_steps
 from capplan.capacity.step_time.forward import Layout, layout, sequence_bytes
+from capplan.capacity.step_time.measured_kernels import KernelConstant
 from capplan.errors import InputError
 from capplan.models.spec import Model
 
@@ -33,6 +34,7 @@ class Deployed:
     engine: Engine
     memory: Budget
     assumptions: tuple[str, ...]
+    measured: tuple[KernelConstant, ...] = ()  # of the chip's constants, those from a calibration
 
     @property
     def ranks(self) -> int:

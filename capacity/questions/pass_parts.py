@@ -161,24 +161,34 @@ def _constants(found: Deployed, one: Pass, work: Working) -> None:
     """The shares of peak and the starts that the operations of a pass are timed with, and the engine's own."""
     chip, engine, of = found.chip, found.engine, found.chip.constants
     kinds = {each.operation.kind for each in one.timed}
-    source = f"kernels.toml, {chip.generation}{'' if chip.measured else ', the nearest to what was measured'}"
+    shipped = (
+        f"kernels.toml, {chip.generation}{'' if chip.measured else ', the nearest to what was measured'}"
+    )
+    own = {each.name: f"calibration, {each.source}" for each in found.measured}
+
+    def source_of(name: str) -> str:
+        return own.get(name, shipped)
+
     if "gemm" in kinds:
         paths = {chip.paths[each.operation.dtype] for each in one.timed if each.operation.kind == "gemm"}
         for path in sorted(paths):
-            work.read(f"products, share of the {path} peak", of.gemm[path], "-", source)
-        work.read("products, share of the bandwidth", of.memory, "-", source)
-        work.read("products, start", of.start_us * 1e-6, "second", source)
+            work.read(f"products, share of the {path} peak", of.gemm[path], "-", source_of(f"gemm.{path}"))
+        work.read("products, share of the bandwidth", of.memory, "-", source_of("memory"))
+        work.read("products, start", of.start_us * 1e-6, "second", source_of("start_us"))
     if "grouped_gemm" in kinds:
-        work.read("experts, share of a product's rate", of.grouped, "-", source)
-        work.read("experts, start", of.grouped_start_us * 1e-6, "second", source)
+        work.read("experts, share of a product's rate", of.grouped, "-", shipped)
+        work.read("experts, start", of.grouped_start_us * 1e-6, "second", shipped)
     if kinds & {"attention_decode", "mla_decode"}:
         path = "bf16" if found.plan.kv in ("bf16", "fp16", "fp32") or "mla_decode" in kinds else "fp8"
         work.read(
-            f"attention over a {found.plan.kv} cache, share of the bandwidth", of.decode[path], "-", source
+            f"attention over a {found.plan.kv} cache, share of the bandwidth",
+            of.decode[path],
+            "-",
+            source_of(f"decode.{path}"),
         )
-        work.read("attention, start", of.attention_start_us * 1e-6, "second", source)
+        work.read("attention, start", of.attention_start_us * 1e-6, "second", shipped)
     if "attention_prefill" in kinds:
-        work.read("attention of a prompt, share of the bf16 peak", of.prefill, "-", source)
+        work.read("attention of a prompt, share of the bf16 peak", of.prefill, "-", source_of("prefill"))
     if found.plan.tp > 1:
         fabric = chip.fabrics[chip.link]
         work.read(f"collectives, share of {chip.link}", fabric.share, "-", "kernels.toml, fabric")

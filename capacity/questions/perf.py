@@ -16,6 +16,7 @@ from capplan.capacity.questions.deployed import Deployed, deployed
 from capplan.capacity.questions.engine_fit import checked, servable
 from capplan.capacity.step_time.calibration import Calibration, calibrated, warnings_of
 from capplan.capacity.step_time.forward import Step
+from capplan.capacity.step_time.measured_kernels import kernel_constants, refuse, with_kernels
 from capplan.capacity.step_time.operations import least
 from capplan.capacity.step_time.passes import between as pass_range
 from capplan.capacity.step_time.passes import one_pass
@@ -215,7 +216,7 @@ def perf(
     rows = []
     if why_not is None:
         work.assume(STEADY)
-        if calibration is None:
+        if calibration is None or calibration.ttft_off is None:
             work.assume(RANGE)
         rows = [row(found, isl, osl, count, calibration, work) for count in loads]
     most = found.most(isl + osl) * found.ranks
@@ -336,7 +337,19 @@ def measured(found: Deployed, calibration: Calibration | None, work: Working) ->
     if calibration is None:
         return found
     flags = found.flags
+    refuse(calibration, found.gpu)
     work.warn(*warnings_of(calibration, found.model.id, flags.version, date.today()))
+    if calibration.engine is None:
+        kernels = kernel_constants(calibration, found.chip)
+        if not kernels:
+            raise InputError(
+                f"calibration {calibration.name!r} has no constant that a plan needs; run more probes"
+            )
+        names = ", ".join(each.name for each in kernels)
+        work.assume(
+            f"{names} are from {calibration.name}, measured on {calibration.created}; ranges are as shipped"
+        )
+        return replace(found, chip=with_kernels(found.chip, kernels), measured=tuple(kernels))
     work.assume(
         f"{', '.join(calibration.constants)} are from {calibration.name}, measured on {calibration.created}; ranges "
         "are its error on points left out of the fit"
@@ -356,7 +369,7 @@ def load(found: Deployed, isl: int, osl: int, concurrency: float, calibration: C
         concurrency=concurrency / active,
         most=found.most(isl + osl),
     )
-    if calibration is not None:
+    if calibration is not None and calibration.ttft_off is not None and calibration.tpot_off is not None:
         ttft, tpot = ((1 / (1 + off), 1 + off) for off in (calibration.ttft_off, calibration.tpot_off))
         return Load(serving, active, ttft, tpot)
     batch, context, chunk = serving.batch / found.plan.pp, isl + osl / 2, least(isl, found.engine.budget)
@@ -457,7 +470,8 @@ def given(found: Deployed, calibration: Calibration | None, work: Working) -> No
             work.read(f"peak_flops ({dtype})", rate, "FLOP/second", source)
     for each in _constants(found, calibration):
         unit = "second" if each["unit"] == "s" else "-"
-        work.read(f"{found.engine.name}.{each['name']}", each["value"], unit, each["from"])
+        name = each["name"] if each["name"].startswith("kernels.") else f"{found.engine.name}.{each['name']}"
+        work.read(name, each["value"], unit, each["from"])
 
 
 _TIMES = ("step", "layer", "mixture", "sequence", "stage", "prefill_layer", "request")
@@ -480,6 +494,19 @@ def _constants(found: Deployed, calibration: Calibration | None) -> tuple[dict[s
                 "high": of.high if of else None,
                 "trust": of.trust if of else "shipped",
                 "from": calibration.name if of and calibration else "engine_steps.toml",
+            }
+        )
+    for each in found.measured:
+        scale, unit = (1e-6, "s") if each.unit == "us" else (1.0, "1")
+        told.append(
+            {
+                "name": f"kernels.{each.name}",
+                "value": scale * each.value,
+                "unit": unit,
+                "low": scale * each.low,
+                "high": scale * each.high,
+                "trust": "measured",
+                "from": calibration.name if calibration else "",
             }
         )
     return tuple(told)

@@ -51,7 +51,7 @@ def by_operations(
     flags = pass_parts.allowing(flags, longest)
     found = measured(placed(spec, card, flags, longest, tp, work), calibration, work)
     work.assume(*found.assumptions)
-    if calibration is None:
+    if calibration is None or calibration.ttft_off is None:
         work.assume(pass_parts.RANGE)
     for prompt in prompts:
         if found.most(prompt) < 1:

@@ -1,13 +1,13 @@
-"""A calibration file: what was measured on one machine, and the constants of its engine that follow from it.
+"""A calibration file: what was measured on one machine, and the constants that follow from it.
 
-Schema capplan.calibration/1, which the probes write too. Only `derived` is read to predict; every leaf of it is a value
-with the range that it lies in and how far it is trusted.
+Schema capplan.calibration/1. `capplan calibrate` gives constants of an engine, the probes those of kernels. Only
+`derived` is read to predict; every leaf of it is a value with the range that it lies in and how far it is trusted.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from datetime import date, datetime
 from os import PathLike
 from pathlib import Path
@@ -20,6 +20,8 @@ from capplan.errors import DataFileError, InputError
 METHOD = 1  # grows when what is measured changes: unlike ones can't be compared
 OLD = 180  # days
 _MOST = 1000  # seconds, or times: no engine adds so much
+_MOST_RATE = 1e18  # FLOP/s, byte/s, byte: no device has so much
+_MOST_TOLD, _LONGEST = 3, 200  # warnings of a file that are passed on, and characters of one
 
 # The constants that a benchmark from outside can tell apart, and their units. What a layer costs is in `step`: one
 # model has one number of layers.
@@ -38,18 +40,23 @@ class Constant(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """What a calibration file says of an engine."""
+    """What a calibration file says of an engine, or of the kernels of a GPU."""
 
     name: str  # of the file
-    gpu: str
-    engine: str
+    gpu: str | None  # None: the registry has no such card
+    engine: str | None  # None: of kernels, whatever the engine
     engine_version: str | None
-    model: str
+    model: str | None
     created: date
-    constants: Mapping[str, Constant]
-    ttft_off: float  # p90 of points left out of the fit, as a share
-    tpot_off: float
-    degraded: bool  # it predicted points left out no better than what was shipped
+    constants: Mapping[str, Constant]  # of the engine
+    ttft_off: float | None  # p90 of points left out of the fit, as a share; None: ranges are as shipped
+    tpot_off: float | None
+    degraded: bool  # no better on points left out than what was shipped; of kernels: the probes warn
+    leaves: Mapping[str, Constant] = field(
+        default_factory=dict
+    )  # of kernels, by their dotted path in `derived`
+    device: Mapping[str, Any] = field(default_factory=dict)
+    told: tuple[str, ...] = ()  # the probes' own warnings
 
 
 def read_calibration(path: str | PathLike[str]) -> Calibration:
@@ -74,6 +81,8 @@ def _calibration(found: dict[str, Any], name: str) -> Calibration:
     if device["kind"] == "cpu" or quality["verdict"] in ("cpu_only", "unusable"):
         verdict = "measured on a CPU" if device["kind"] == "cpu" else quality["verdict"]
         raise InputError(f"{name!r} is {verdict}: it never stands in for a GPU's figures")
+    if "engine" not in found:
+        return kernels_of(found, name)
     derived = found["derived"]["step_model"]
     return Calibration(
         name=name,
@@ -89,8 +98,36 @@ def _calibration(found: dict[str, Any], name: str) -> Calibration:
     )
 
 
-def _constant(leaf: Mapping[str, Any]) -> Constant:
-    low, value, high = (_positive(leaf[key]) for key in ("lo", "value", "hi"))
+def kernels_of(found: Mapping[str, Any], name: str) -> Calibration:
+    """What a file of the probes says, whatever it was measured on."""
+    return Calibration(
+        name=name,
+        gpu=found["device"]["sku_guess"],
+        engine=None,
+        engine_version=None,
+        model=None,
+        created=datetime.fromisoformat(found["created_utc"]).date(),
+        constants={},
+        ttft_off=None,
+        tpot_off=None,
+        degraded=found["quality"]["verdict"] != "ok",
+        leaves=dict(leaves_of(found["derived"])),
+        device=found["device"],
+        told=tuple(str(text)[:_LONGEST] for text in found["quality"]["warnings"][:_MOST_TOLD]),
+    )
+
+
+def leaves_of(derived: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Constant]]:
+    """Every value of `derived` under its dotted path. Raises ValueError for one that is no number."""
+    for name, each in derived.items():
+        if "value" in each:
+            yield path + name, _constant(each, _MOST_RATE)
+        else:
+            yield from leaves_of(each, f"{path}{name}.")
+
+
+def _constant(leaf: Mapping[str, Any], most: float = _MOST) -> Constant:
+    low, value, high = (_positive(leaf[key], most) for key in ("lo", "value", "hi"))
     return Constant(value, low, high, int(_positive(leaf["n"], LARGEST)), str(leaf["trust"]))
 
 
@@ -107,6 +144,8 @@ def calibrated(engine: Engine, gpu: str, found: Calibration) -> Engine:
     """
     if found.gpu != gpu:
         raise InputError(f"calibration {found.name!r} is of {found.gpu!r}, not of {gpu!r}")
+    if found.engine is None:
+        return engine
     if found.engine != engine.name:
         raise InputError(f"calibration {found.name!r} is of {found.engine!r}, not of {engine.name!r}")
     return engine._replace(**{name: each.value for name, each in found.constants.items()})  # type: ignore[arg-type]
@@ -115,9 +154,10 @@ def calibrated(engine: Engine, gpu: str, found: Calibration) -> Engine:
 def warnings_of(found: Calibration, model: str, version: str | None, today: date) -> list[str]:
     """What a user of a calibration should know of it."""
     told = []
-    if found.degraded:
+    told += [f"{found.name}: {text}" for text in found.told]
+    if found.degraded and found.engine is not None:
         told.append(f"{found.name}: on points left out it was no better than the shipped constants")
-    if found.model != model:
+    if found.model is not None and found.model != model:
         told.append(f"{found.name}: measured with {found.model}, not with {model}")
     if found.engine_version and version and found.engine_version != version:
         told.append(f"{found.name}: measured with {found.engine} {found.engine_version}, not with {version}")

@@ -1,0 +1,141 @@
+"""The constants of kernels.toml that a calibration of the probes gives, for the GPU they were measured on.
+
+Only leaves of `derived` are read. A share is what was reached over what the registry says, so that a pass is predicted
+with what the probes saw: no constant of another GPU of the generation is left in it where there is one of this.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, NamedTuple
+
+from capplan.errors import InputError
+
+if TYPE_CHECKING:
+    from capplan.capacity.step_time.calibration import Calibration, Constant
+    from capplan.capacity.step_time.chip import Chip
+    from capplan.hardware.spec import Gpu
+
+_FEWEST = 20  # rows from which the start and the corner of a product are told apart
+_ENGINES = ("flash", "trtllm")  # kernels that engines run have this in their name
+_MEMORY_NEAR = 0.04  # memory of the planned GPU and of the measured one may differ by so much
+_US = 1e-6
+
+
+class KernelConstant(NamedTuple):
+    """A constant as shipped, and as measured."""
+
+    name: str  # as in kernels.toml; gemm, decode: with the path or the format after a dot
+    unit: str  # 1 or us
+    shipped: float
+    value: float
+    low: float
+    high: float
+    count: int  # type: ignore[assignment]  # over tuple.count; rows that it is from
+    source: str  # the leaf of `derived`
+
+    @property
+    def apart(self) -> bool:
+        """Whether the shipped constant lies outside of what was measured."""
+        return not self.low <= self.shipped <= self.high
+
+
+def refuse(found: Calibration, gpu: Gpu) -> None:
+    """Raises InputError for a calibration of another device than the one that is planned with."""
+    name, device = repr(found.name), found.device
+    if found.gpu != gpu.id:
+        said = (
+            repr(found.gpu) if found.gpu else f"{str(device.get('name'))!r}, which the registry does not have"
+        )
+        raise InputError(f"calibration {name} is of {said}, not of {gpu.id!r}")
+    if (device.get("mig") or {}).get("enabled"):
+        raise InputError(
+            f"calibration {name} is of a part of a {gpu.id!r} (MIG), and a whole one is planned with"
+        )
+    sms, size = device.get("sm_count"), device.get("mem_total_bytes")
+    if sms and gpu.sm_count and sms != gpu.sm_count:
+        raise InputError(f"calibration {name} is of {sms} processors; {gpu.id!r} has {gpu.sm_count}")
+    seen = gpu.memory_visible_bytes
+    if size and seen and abs(size / seen - 1) > _MEMORY_NEAR:
+        raise InputError(
+            f"calibration {name} is of {size / 2**30:.1f} GiB; {gpu.id!r} shows a process {seen / 2**30:.1f} GiB"
+        )
+
+
+def kernel_constants(found: Calibration, chip: Chip) -> list[KernelConstant]:
+    """What a calibration says of the constants of a chip; those that it says nothing of are left out."""
+    of, leaves = chip.constants, found.leaves
+    told: list[KernelConstant] = []
+
+    def tell(name: str, shipped: float, path: str | None, whole: float, unit: str = "1") -> None:
+        """A leaf of a rate as a share of the registry's, or of a time in us."""
+        if path is None:
+            return
+        leaf = leaves[path]
+        low, value, high = (each / whole for each in (leaf.low, leaf.value, leaf.high))
+        if name.startswith("gemm."):
+            low, value, high = (_at_full_rate(min(each, 0.999), chip.allowed) for each in (low, value, high))
+        if unit == "1":
+            low, value, high = (min(each, 1.0) for each in (low, value, high))
+        told.append(KernelConstant(name, unit, shipped, value, low, high, leaf.count, path))
+
+    plain = _there(leaves, ("gemm.bf16.plain.flops_sustained", "gemm.bf16.plain.flops_typ"))
+    tell("gemm.bf16", of.gemm["bf16"], plain, chip.peaks["bf16"])
+    if chip.paths["fp8"] == "fp8":
+        fp8 = (f"gemm.fp8.{recipe}.flops_typ" for recipe in ("tensor", "tensor_fast", "row", "row_fast"))
+        tell("gemm.fp8", of.gemm["fp8"], _best(leaves, fp8), chip.peaks["fp8"])
+    if chip.paths["nvfp4"] == "fp4":
+        tell("gemm.fp4", of.gemm["fp4"], _there(leaves, ("gemm.fp4.nvfp4.flops_typ",)), chip.peaks["nvfp4"])
+    weights = _there(leaves, ("knee.bf16.bandwidth", "gemm.bf16.plain.bandwidth"))
+    tell("memory", of.memory, weights, chip.bandwidth)
+    for format_ in ("bf16", "fp8"):
+        read = _engines_or_better(leaves, "attn_decode", format_, of.decode[format_] * chip.bandwidth)
+        tell(f"decode.{format_}", of.decode[format_], read, chip.bandwidth)
+    prompt = _engines_or_better(leaves, "attn_prefill", "bf16", of.prefill * chip.peaks["bf16"])
+    tell("prefill", of.prefill, prompt, chip.peaks["bf16"])
+    tell("pass_us", of.pass_us, _there(leaves, ("overhead.graph_node",)), _US, "us")
+    start = "gemm.bf16.plain.t0"
+    if start in leaves and leaves[start].count >= _FEWEST:
+        tell("start_us", of.start_us, start, _US, "us")
+    return told
+
+
+def with_kernels(chip: Chip, constants: Iterable[KernelConstant]) -> Chip:
+    """A chip whose kernels are as they were measured."""
+    changed: dict[str, object] = {}
+    for each in constants:
+        name, _, path = each.name.partition(".")
+        if path:
+            held = changed.get(name) or getattr(chip.constants, name)
+            changed[name] = {**held, path: each.value}  # type: ignore[dict-item]
+        else:
+            changed[name] = each.value
+        if name == "start_us":
+            changed["inner_ns"] = (
+                0.0  # what a product costs per element of K is in the start that was measured
+            )
+    return chip._replace(constants=chip.constants._replace(**changed))  # type: ignore[arg-type]
+
+
+def _at_full_rate(reached: float, allowed: float) -> float:
+    """The share that kernels.toml would have for what a chip reached; see kernel_time._reached."""
+    return 1.0 / (1.0 + (1.0 / reached - 1.0) / allowed)
+
+
+def _there(leaves: Mapping[str, Constant], paths: Iterable[str]) -> str | None:
+    """The first that was measured."""
+    return next((path for path in paths if path in leaves), None)
+
+
+def _best(leaves: Mapping[str, Constant], paths: Iterable[str]) -> str | None:
+    return max((path for path in paths if path in leaves), key=lambda path: leaves[path].value, default=None)
+
+
+def _engines_or_better(
+    leaves: Mapping[str, Constant], probe: str, format_: str, shipped: float
+) -> str | None:
+    """The rate of the best kernel that engines run; of a kernel of the probes' own only where it is faster than what
+    was shipped: a slower one says how good that kernel is, not what the engine's would do."""
+    paths = [path for path in leaves if path.startswith(f"{probe}.") and path.endswith(f".{format_}.rate")]
+    theirs = [path for path in paths if any(name in path.split(".")[1] for name in _ENGINES)]
+    return _best(leaves, theirs) or _best(leaves, [path for path in paths if leaves[path].value > shipped])
