@@ -53,6 +53,16 @@ ENVELOPES: dict[str, tuple[tuple[str, ...], str, set[str]]] = {
         "compare",
         {*DEPLOYED, *SERVED, "gpus", "tensor_parallel_size", "calibrations"} - {"gpu", "calibration"},
     ),
+    "simulate": (
+        ("simulate", *LLAMA[:5], "--rate", "1", "--requests", "20"),
+        "simulate",
+        {
+            *DEPLOYED,
+            *("isl", "osl", "cv", "requests", "seed", "rate_per_s", "concurrency", "timeout_s", "scheduler"),
+            *("chunked", "preemption", "watermark", "speculated", "acceptance", "draft_cost", "instances"),
+            *("pools", "warm_up"),
+        },
+    ),
     "gpus": (("gpus",), "gpus", {"containing", "dtype", "min_memory_bytes", "sort"}),
     "gpu": (("gpus", "h200-sxm"), "gpu", {"gpu"}),
     "models": (("models",), "models", {"containing"}),

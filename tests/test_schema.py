@@ -72,6 +72,11 @@ LINES: dict[str, list[str]] = {
         "speculate llama-3.1-8b --gpu h100 --draft llama-3.2-1b",
         "speculate llama-3.3-70b --gpu h200 --tp 4 --draft-cost 0 --acceptance 0,1 --speculated 4 --batch 1,512",
     ],
+    "simulate": [
+        "simulate llama-3.1-8b --gpu h100 --rate 5 --requests 150",
+        "simulate llama-3.1-8b --gpu h100 --concurrency 4 --requests 20 --pools 1:1",
+        "simulate llama-3.3-70b --gpu l4 --tp 1 --rate 1 --requests 20",
+    ],
     "gpus": ["gpus", "gpus --filter nothing-like-it", "gpus --dtype fp8 --sort price --min-memory 80GB"],
     "gpu": ["gpus h200", "gpus t4", "gpus apple-m4-max", "gpus tpu-v7"],
     "models": ["models", "models --filter nothing-like-it"],

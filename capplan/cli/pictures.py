@@ -37,6 +37,10 @@ def picture(answer: Answer, columns: int) -> str:
         return "\n" + tradeoff_plot(drawn, columns) if drawn else ""
     if isinstance(answer, Roofline):
         return "\n" + roofline_plot(answer, columns)
+    if answer.question == "simulate" and answer.fits:  # asked by name: its module loads numpy
+        from capplan.cli.timeline import chart
+
+        return "\n" + chart(answer, columns)  # type: ignore[arg-type]
     if isinstance(answer, Speculate):
         from capplan.cli.serving_pictures import gain_chart
 

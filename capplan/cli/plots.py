@@ -17,8 +17,10 @@ from capplan.capacity.questions.kv_side_by_side import KvSideBySide
 from capplan.capacity.questions.perf import Perf
 from capplan.capacity.questions.prefill import Prefill
 from capplan.capacity.questions.roofline import Roofline
+from capplan.capacity.questions.simulate import Simulate
 from capplan.capacity.questions.speculate import Speculate
 from capplan.capacity.questions.whiteboard import Whiteboard
+from capplan.cli import timeline
 from capplan.cli.pass_pictures import draw
 from capplan.cli.pictures import tradeoff
 from capplan.cli.serving_pictures import gain
@@ -66,6 +68,10 @@ def save(answer: Answer, path: str) -> None:
         _tradeoff(figure.subplots(), answer)
     elif isinstance(answer, Decode) or (isinstance(answer, Prefill) and answer.method == "operations"):
         figure = draw(answer)
+    elif isinstance(answer, Simulate):
+        if not answer.timeline:
+            raise InputError("there is no picture of what does not fit")
+        figure = timeline.draw(answer)
     elif isinstance(answer, Speculate):
         figure = Figure(figsize=(7.5, 4.6), layout="constrained")
         gain(figure.subplots(), answer)
@@ -89,7 +95,7 @@ def save(answer: Answer, path: str) -> None:
             f"there is no picture of {answer.question!r} by a utilisation"
             if isinstance(answer, Prefill)
             else f"there is no picture of {answer.question!r}; kv, fit, roofline, prefill, decode, whiteboard, "
-            "perf, compare and speculate have one"
+            "perf, compare, speculate and simulate have one"
         )
     unfinished = target.with_name(f".capplan-{os.getpid()}{target.suffix}")
     try:

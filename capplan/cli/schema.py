@@ -26,6 +26,7 @@ ANSWERS = {
     "compare": ("compare", "Compare"),
     "calibrate": ("calibrate", "Calibrate"),
     "speculate": ("speculate", "Speculate"),
+    "simulate": ("simulate", "Simulate"),
     "gpus": ("gpus", "Gpus"),
     "gpu": ("gpus", "GpuFacts"),
     "models": ("models", "Models"),

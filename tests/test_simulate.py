@@ -1,0 +1,223 @@
+"""capplan simulate: what it answers, what it writes, what it refuses."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from capplan.capacity.questions.simulate import simulate
+from capplan.capacity.simulator.requests import Speculation
+from capplan.capacity.simulator.workloads import Mix, fixed, poisson
+from capplan.errors import InputError
+
+Run = Callable[..., tuple[int, str, str]]
+LINE = ("simulate", "llama-3.1-8b", "--gpu", "h100", "--requests", "150", "--isl", "800", "--osl", "60")
+
+
+def result(run: Run, *more: str, code: int = 0) -> dict[str, Any]:
+    found, out, err = run(*LINE, *more, "--json")
+    assert found == code, err
+    return json.loads(out)["result"]  # type: ignore[no-any-return]
+
+
+def latency(found: dict[str, Any], name: str) -> dict[str, Any]:
+    return next(row for row in found["latencies"] if row["latency"] == name)
+
+
+def test_an_answer_in_figures(run: Run) -> None:
+    found = result(run, "--rate", "3")
+    assert found["requests"] == {"asked": 150, "served": 150, "refused": 0, "timed_out": 0, "preempted": 0}
+    assert found["requests_per_s"] == pytest.approx(3, rel=0.2)
+    assert found["output_tokens_per_s"] == pytest.approx(60 * found["requests_per_s"])
+    ttft = latency(found, "ttft")
+    assert 0 < ttft["p50_s"] <= ttft["p90_s"] <= ttft["p99_s"] <= ttft["most_s"]
+    parts = [latency(found, name)["mean_s"] for name in ("wait", "prefill", "first_step")]
+    assert sum(parts) == pytest.approx(ttft["mean_s"])
+    assert latency(found, "itl")["count"] == 150 * 59
+    assert all(0 <= share <= 1 for share in found["utilisation"].values())
+    assert found["timeline"][-1]["running"] == found["timeline"][-1]["kv_blocks"] == 0
+
+
+def test_the_same_seed_is_the_same_run(run: Run) -> None:
+    first, again, other = (result(run, "--rate", "3", "--seed", seed) for seed in ("7", "7", "8"))
+    assert first == again
+    assert first != other
+
+
+def test_a_service_that_does_not_keep_up_has_no_ttft(run: Run) -> None:
+    line = (*LINE, "--rate", "400", "--requests", "3000", "--max-num-seqs", "8")
+    code, out, _ = run(*line)
+    assert code == 1
+    assert "does not keep up with 400 requests a second" in out
+    found = result(run, *line[len(LINE) :], code=1)
+    assert found["saturated"]
+    assert not {"ttft", "wait", "e2e"} & {row["latency"] for row in found["latencies"]}
+
+
+def test_clients_that_leave_are_counted(run: Run) -> None:
+    found = result(run, "--rate", "400", "--requests", "500", "--max-num-seqs", "8", "--timeout", "1s")
+    assert found["requests"]["timed_out"] > 50
+    assert found["requests"]["served"] + found["requests"]["timed_out"] == 500
+
+
+def test_what_is_too_long_is_refused_and_counted() -> None:
+    isl = np.array([100, 100_000, 100])
+    mix = Mix(np.array([1.0, 2.0, 3.0]), isl, np.array([10, 10, 10]))
+    from capplan.capacity.engines.deployment import Deployment
+
+    found = simulate("llama-3.1-8b", "h100", Deployment(max_model_len=8000), mix=mix, rate=1.0)
+    assert found.requests["refused"] == 1
+    assert found.requests["served"] == 2
+    assert any("1 request refused" in text for text in found.warnings)
+
+
+def test_no_chunks_stall_decoding() -> None:
+    """One prompt of 60,000 tokens: whole, everybody waits for it; in chunks, nobody for long."""
+    isl = np.full(200, 500)
+    isl[100] = 60_000
+    mix = Mix(poisson(200, 1), isl, np.full(200, 100))
+    whole, chunked = (
+        simulate("llama-3.1-8b", "h100", mix=mix, rate=20.0, chunked=chunked).latencies
+        for chunked in (False, True)
+    )
+    stall, chunk = (
+        next(row["most_s"] for row in rows if row["latency"] == "itl") for rows in (whole, chunked)
+    )
+    assert stall > 3  # seconds: the whole prefill
+    assert chunk < stall / 4
+
+
+def test_pools_keep_prompts_from_decoding() -> None:
+    mix = Mix(poisson(400, 1), *fixed(400, 4000, 200))
+    both, apart = (
+        simulate("llama-3.1-8b", "h100", mix=mix, rate=6.0, **kind)
+        for kind in ({"instances": 2}, {"pools": (1, 1)})
+    )
+    assert both.gpus == apart.gpus == 2
+    p99 = [next(row["p99_s"] for row in each.latencies if row["latency"] == "itl") for each in (both, apart)]
+    assert p99[1] < p99[0] / 2
+    assert any("nvlink" in text for text in apart.assumptions)
+
+
+def test_speculation_helps_a_few_and_not_the_many() -> None:
+    """The gain falls under one once a pass has more tokens than the ridge."""
+
+    def tpot(concurrency: int, speculation: Speculation | None) -> float:
+        found = simulate(
+            "llama-3.1-8b",
+            "h100",
+            concurrency=concurrency,
+            requests=3 * concurrency,
+            isl=200,
+            osl=200,
+            speculation=speculation,
+            draft_cost=0.1,
+        )
+        return float(next(row["mean_s"] for row in found.latencies if row["latency"] == "tpot"))
+
+    drafted = Speculation(4, 0.6)
+    assert tpot(1, drafted) < 0.8 * tpot(1, None)
+    assert tpot(768, drafted) > tpot(768, None)
+
+
+def test_trace_out_is_a_chrome_trace(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    code, _, err = run(*LINE, "--rate", "3", "--trace-out", str(path))
+    assert code == 0
+    assert "note: wrote" in err
+    events = json.loads(path.read_text())["traceEvents"]
+    spans = [event for event in events if event["ph"] == "X"]
+    assert {event["name"] for event in spans} == {"wait", "prefill", "decode"}
+    assert len({event["args"]["request"] for event in spans}) == 150
+    mean = sum(event["dur"] for event in spans) / 150 / 1e6
+    assert mean == pytest.approx(latency(result(run, "--rate", "3"), "e2e")["mean_s"])
+    rows: dict[int, float] = {}
+    for event in sorted(spans, key=lambda event: (event["ts"], -event["dur"])):
+        assert event["ts"] >= rows.get(event["tid"], 0.0) - 1e-3  # no two on one row at once
+        rows[event["tid"]] = event["ts"] + event["dur"]
+    assert {event["name"] for event in events if event["ph"] == "C"} == {"requests", "KV blocks"}
+
+
+def test_csv_has_a_row_a_latency(run: Run) -> None:
+    _, out, _ = run(*LINE, "--rate", "3", "--csv")
+    rows = list(csv.DictReader(io.StringIO(out)))
+    assert [row["latency"] for row in rows][:2] == ["ttft", "wait"]
+    assert float(rows[0]["p99_s"]) > float(rows[0]["p50_s"])
+
+
+def test_a_trace_runs_at_its_own_rate(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "trace.csv"
+    path.write_text(
+        "arrival_s,input_tokens,output_tokens\n" + "".join(f"{k / 2},500,20\n" for k in range(50))
+    )
+    found = result(run, "--trace", str(path))
+    assert found["requests"]["asked"] == 50
+    assert found["seconds"] == pytest.approx(24.5, rel=0.02)
+    faster = result(run, "--trace", str(path), "--rate", "20")
+    assert faster["seconds"] == pytest.approx(2.45, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ((), "a rate or a concurrency is accepted"),
+        (("--rate", "1", "--concurrency", "2"), "a rate or a concurrency is accepted"),
+        (("--rate", "0"), "rate 0.0 is not a number of requests a second above 0"),
+        (("--rate", "often"), "--rate: 'often'"),
+        (("--concurrency", "0"), "concurrency 0 is not a whole number of requests"),
+        (
+            ("--rate", "1", "--scheduler", "fair"),
+            "unknown scheduler 'fair'; one of mixed, prefill-first, static",
+        ),
+        (("--rate", "1", "--preemption", "drop"), "unknown preemption 'drop'; one of recompute, swap"),
+        (("--rate", "1", "--watermark", "1"), "watermark 1.0 is not a share"),
+        (("--rate", "1", "--warm-up", "1"), "warm-up 1.0 is not a share"),
+        (("--rate", "1", "--timeout", "0s"), "timeout 0.0 is not a time of more than 0 s"),
+        (("--rate", "1", "--acceptance", "0.5"), "--acceptance without --speculated; give both"),
+        (("--rate", "1", "--speculated", "4", "--acceptance", "1.5"), "acceptance 1.5 is not a share"),
+        (("--rate", "1", "--speculated", "40", "--acceptance", "0.5"), "40 drafted tokens; from 1 to fewer"),
+        (("--rate", "1", "--pools", "two"), "--pools 'two' is not two numbers of instances"),
+        (("--rate", "1", "--pools", "1:0"), "pools (1, 0) are not two numbers of instances"),
+        (("--rate", "1", "--pools", "1:1", "--instances", "2"), "2 instances and pools exclude each other"),
+        (("--rate", "1", "--instances", "0"), "instances 0 is not a whole number"),
+        (("--rate", "1", "--requests", "0"), "requests 0 is not a whole number"),
+        (("--rate", "1", "--trace-lengths", "none.csv"), "none.csv"),
+        (("--rate", "1", "--trace-out", "no/folder/t.json"), "can't write the trace to 'no/folder/t.json'"),
+        (("--rate", "1", "--json", "--csv"), "--json and --csv exclude each other"),
+    ],
+    ids=lambda each: " ".join(each) if isinstance(each, tuple) else "",
+)
+def test_a_mistake_is_one_clear_line(more: tuple[str, ...], said: str, run: Run) -> None:
+    code, out, err = run(*LINE, *more)
+    assert (code, out) == (2, "")
+    assert said in err
+    assert len(err.strip().splitlines()) == 1
+
+
+def test_what_does_not_fit_says_so(run: Run) -> None:
+    code, out, _ = run(
+        "simulate", "llama-3.3-70b", "--gpu", "l4", "--tp", "1", "--rate", "1", "--requests", "20"
+    )
+    assert code == 1
+    assert "does not fit" in out.splitlines()[0]
+
+
+def test_a_library_call_needs_a_load() -> None:
+    with pytest.raises(InputError, match="give one of the two"):
+        simulate("llama-3.1-8b", "h100")
+
+
+def test_the_picture_of_a_terminal() -> None:
+    from capplan.cli.pictures import picture
+
+    found = simulate("llama-3.1-8b", "h100", rate=3.0, requests=150, isl=800, osl=60)
+    drawn = picture(found, 80)
+    assert {line.split()[0] for line in drawn.splitlines() if line.strip()} >= {"running", "waiting", "KV"}
+    assert all(len(line) <= 100 for line in drawn.splitlines())
