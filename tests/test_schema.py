@@ -72,6 +72,12 @@ LINES: dict[str, list[str]] = {
         "speculate llama-3.1-8b --gpu h100 --draft llama-3.2-1b",
         "speculate llama-3.3-70b --gpu h200 --tp 4 --draft-cost 0 --acceptance 0,1 --speculated 4 --batch 1,512",
     ],
+    "goodput": [
+        "goodput llama-3.1-8b --gpu h100 --ttft-p95 500ms --tpot-p95 20ms --requests 200",
+        "goodput llama-3.1-8b --gpu h100 --attainment 90% --ttft 1s --placement colocated --requests 200",
+        "goodput llama-3.3-70b --gpu h200 --tp 4 --ttft-p95 1ms",
+        "goodput llama-3.3-70b --gpu l4 --tp 1 --ttft-p95 1s",
+    ],
     "simulate": [
         "simulate llama-3.1-8b --gpu h100 --rate 5 --requests 150",
         "simulate llama-3.1-8b --gpu h100 --concurrency 4 --requests 20 --pools 1:1",

@@ -220,21 +220,38 @@ def of_gaps(gaps: Gaps, shares: tuple[float, ...] = SHARES) -> Latency | None:
 def backlog_growth(outcome: Outcome) -> float | None:
     """Requests that a saturated service has more under way with every second; None of one that keeps up.
 
-    A service keeps up where the number under way, seen by those that come, has no trend. Past saturation it grows
-    by the same number for each request: the quarters of the run then lie on a line from near zero. A run of too few
-    requests to tell, or of a closed loop, is not called saturated.
+    Past saturation every request waits longer than the one before, by the same share of the time between them, and as
+    long as batches still grow the number under way grows in a line. Both are read from the quarters of a run; the
+    second without its beginning, in which any service fills. A run of too few requests to tell, or of a closed loop,
+    is not called saturated.
     """
-    work = outcome.workload
-    if work.concurrency is not None or len(work) < _FEWEST:
+    work, arrival = outcome.workload, outcome.arrival
+    span = float(arrival[-1] - arrival[0])
+    if work.concurrency is not None or len(work) < _FEWEST or span <= 0:
         return None
-    arrival = outcome.arrival
     left = np.sort(np.where(np.isfinite(outcome.finished), outcome.finished, inf))
     gone = outcome.refused | outcome.timed_out
     under_way = np.arange(len(work)) - np.searchsorted(left, arrival, side="right") - np.cumsum(gone)
-    quarters = [float(part.mean()) for part in np.array_split(under_way, 4)]
-    _, second, third, fourth = quarters
-    growth = (fourth - second) / (len(work) / 2)
-    if not (second < third < fourth and growth > _GROWS and fourth > 1.5 * second):
+
+    wait = outcome.first_scheduled - arrival
+    begun = np.isfinite(wait)
+    if begun.sum() >= _FEWEST and (by := _trend(wait[begun])) is not None and by / span > _GROWS:
+        over = by / span  # the k-th starts after k / capacity: the wait grows by rate / capacity - 1
+        return over / (1 + over) * len(work) / span
+    times = (outcome.finished - arrival)[: len(work) // 4]
+    filled = arrival[0] + 1.5 * float(np.nanmedian(times)) if np.isfinite(times).any() else inf
+    settled = under_way[arrival >= filled]
+    if len(settled) < max(_FEWEST, len(work) / 4):
         return None
-    span = float(arrival[-1] - arrival[0])
-    return growth * len(work) / span if span > 0 else None
+    growth = _trend(settled.astype(float))
+    if growth is None or growth / len(settled) <= _GROWS:
+        return None
+    return growth / len(settled) * len(work) / span
+
+
+def _trend(values: Floats) -> float | None:
+    """How much values gain from end to end, where each quarter lies above the one before; else None."""
+    _, second, third, fourth = (float(part.mean()) for part in np.array_split(values, 4))
+    if second < third < fourth and fourth > 1.5 * second:
+        return 2 * (fourth - second)
+    return None

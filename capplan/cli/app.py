@@ -13,7 +13,7 @@ from capplan.errors import InputError, UnknownNameError
 
 COMMANDS = (
     *("kv", "fit", "roofline", "prefill", "decode", "ops", "whiteboard"),
-    *("perf", "compare", "calibrate", "speculate", "simulate"),
+    *("perf", "compare", "calibrate", "speculate", "simulate", "goodput"),
     *("gpus", "models", "explain", "check", "validate", "schema"),
 )
 

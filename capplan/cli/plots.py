@@ -12,6 +12,7 @@ from capplan.capacity.decode import decode_intensity
 from capplan.capacity.questions.compare import Compare
 from capplan.capacity.questions.decode import Decode
 from capplan.capacity.questions.fit import Fit
+from capplan.capacity.questions.goodput import Goodput
 from capplan.capacity.questions.kv import Kv
 from capplan.capacity.questions.kv_side_by_side import KvSideBySide
 from capplan.capacity.questions.perf import Perf
@@ -23,7 +24,7 @@ from capplan.capacity.questions.whiteboard import Whiteboard
 from capplan.cli import timeline
 from capplan.cli.pass_pictures import draw
 from capplan.cli.pictures import tradeoff
-from capplan.cli.serving_pictures import gain
+from capplan.cli.serving_pictures import attainment, gain
 from capplan.errors import InputError, MissingPackageError
 from capplan.units import gib, short, tokens
 
@@ -75,6 +76,11 @@ def save(answer: Answer, path: str) -> None:
     elif isinstance(answer, Speculate):
         figure = Figure(figsize=(7.5, 4.6), layout="constrained")
         gain(figure.subplots(), answer)
+    elif isinstance(answer, Goodput):
+        if not answer.configurations:
+            raise InputError("there is no picture of an SLO that one request alone misses")
+        figure = Figure(figsize=(7.5, 4.6), layout="constrained")
+        attainment(figure.subplots(), answer)
     elif isinstance(answer, Fit):
         if answer.kv_budget_bytes > 0:
             figure = Figure(figsize=(7.5, 5.4), layout="constrained")
@@ -95,7 +101,7 @@ def save(answer: Answer, path: str) -> None:
             f"there is no picture of {answer.question!r} by a utilisation"
             if isinstance(answer, Prefill)
             else f"there is no picture of {answer.question!r}; kv, fit, roofline, prefill, decode, whiteboard, "
-            "perf, compare, speculate and simulate have one"
+            "perf, compare, speculate, simulate and goodput have one"
         )
     unfinished = target.with_name(f".capplan-{os.getpid()}{target.suffix}")
     try:

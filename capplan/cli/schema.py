@@ -27,6 +27,7 @@ ANSWERS = {
     "calibrate": ("calibrate", "Calibrate"),
     "speculate": ("speculate", "Speculate"),
     "simulate": ("simulate", "Simulate"),
+    "goodput": ("goodput", "Goodput"),
     "gpus": ("gpus", "Gpus"),
     "gpu": ("gpus", "GpuFacts"),
     "models": ("models", "Models"),

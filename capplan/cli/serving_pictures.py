@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+    from capplan.capacity.questions.goodput import Goodput
     from capplan.capacity.questions.speculate import Speculate
 
 LINES = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00")  # Okabe and Ito's
@@ -38,6 +39,33 @@ def gain(axes: Axes, answer: Speculate) -> None:
     axes.title.set_fontsize(10)
     axes.set_ylim(bottom=0)
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
+    axes.grid(True, linewidth=0.4, alpha=0.6)
+    axes.legend(frameon=False, fontsize=9)
+
+
+def attainment(axes: Axes, answer: Goodput) -> None:
+    """Share of requests inside the bounds against the rate of a GPU, a line for each placement; its goodput is marked."""
+    for each, colour in zip(answer.configurations, cycle(LINES), strict=False):
+        rows = [row for row in answer.curve if row["configuration"] == each["name"]]
+        axes.plot(
+            [row["requests_per_s_per_gpu"] for row in rows],
+            [100 * row["attainment"] for row in rows],
+            "o-",
+            color=colour,
+            markersize=4,
+            label=f"{each['name']}{', ' if each['setting'] else ''}{each['setting']}",
+        )
+        if each["requests_per_s"]:
+            axes.axvline(each["requests_per_s_per_gpu"], color=colour, linewidth=0.8, linestyle=":")
+    inputs = answer.inputs
+    axes.set(
+        xlabel="requests a second and GPU; dotted: the highest inside the SLO",
+        ylabel="% of requests inside the bounds of TTFT and TPOT",
+        title=f"{inputs['model']} on {inputs['gpu']}, {inputs['isl']:,.0f} tokens in, {inputs['osl']:,.0f} out",
+    )
+    axes.title.set_fontsize(10)
+    axes.set_xlim(left=0)
+    axes.set_ylim(0, 102)
     axes.grid(True, linewidth=0.4, alpha=0.6)
     axes.legend(frameon=False, fontsize=9)
 

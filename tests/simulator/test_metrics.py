@@ -172,6 +172,16 @@ def test_saturation_is_told_from_load(capacity: float) -> None:
             assert found == pytest.approx((load - 1) * capacity, rel=0.25)
 
 
+def test_a_service_that_still_fills_is_not_saturated() -> None:
+    """1,000 requests that come within the time of one: more are under way with each, and none waits."""
+    times = AffineTimes((0.001, 0.0, 0.0), ((inf, 0.01, 0.0, 0.0),))
+    mix = Mix(poisson(1000, 1), *fixed(1000, 10, 1000))
+    found = simulate(
+        mix.at(50.0), Service(times, blocks=10**6, max_num_seqs=2000, max_num_batched_tokens=4000)
+    )
+    assert backlog_growth(found) is None
+
+
 def test_bursts_are_not_taken_for_saturation(capacity: float) -> None:
     assert not any(backlog_growth(run(0.6 * capacity, 3000, seed, cv=3.0)) for seed in range(5))
 

@@ -1,0 +1,166 @@
+"""capplan goodput"""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from capplan.cli import deploying, workloads
+from capplan.cli import options as opt
+from capplan.cli.render import emit
+from capplan.errors import InputError
+
+
+def command(
+    gpu: opt.GpuName,
+    model: opt.ModelName = None,
+    model_config: opt.ModelConfig = None,
+    ttft_p50: Annotated[str | None, workloads.bound("ttft", "p50")] = None,
+    ttft_p90: Annotated[str | None, workloads.bound("ttft", "p90")] = None,
+    ttft_p95: Annotated[str | None, workloads.bound("ttft", "p95")] = None,
+    ttft_p99: Annotated[str | None, workloads.bound("ttft", "p99")] = None,
+    ttft_p999: Annotated[str | None, workloads.bound("ttft", "p999")] = None,
+    tpot_p50: Annotated[str | None, workloads.bound("tpot", "p50")] = None,
+    tpot_p90: Annotated[str | None, workloads.bound("tpot", "p90")] = None,
+    tpot_p95: Annotated[str | None, workloads.bound("tpot", "p95")] = None,
+    tpot_p99: Annotated[str | None, workloads.bound("tpot", "p99")] = None,
+    itl_p99: Annotated[str | None, workloads.bound("itl", "p99")] = None,
+    itl_p999: Annotated[str | None, workloads.bound("itl", "p999")] = None,
+    e2e_p95: Annotated[str | None, workloads.bound("e2e", "p95")] = None,
+    attainment: Annotated[
+        str | None,
+        typer.Option(
+            "--attainment",
+            metavar="SHARE",
+            help="Of requests that meet --ttft and --tpot both, such as 90%.",
+            show_default=False,
+        ),
+    ] = None,
+    ttft: Annotated[
+        str | None, typer.Option("--ttft", metavar="TIME", help="Of --attainment.", show_default=False)
+    ] = None,
+    tpot: Annotated[
+        str | None, typer.Option("--tpot", metavar="TIME", help="Of --attainment.", show_default=False)
+    ] = None,
+    isl: deploying.Isl = "1024",
+    osl: deploying.Osl = "1024",
+    sigma: workloads.Sigma = None,
+    trace_lengths: workloads.TraceLengths = None,
+    trace: workloads.Trace = None,
+    burstiness: workloads.Burstiness = None,
+    requests: workloads.Requests = None,
+    seed: workloads.Seed = 1,
+    placement: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--placement",
+            metavar="NAME",
+            help="colocated, chunked or disaggregated; a list, may be repeated.",
+            show_default="all three",
+        ),
+    ] = None,
+    pools: Annotated[
+        str | None,
+        typer.Option(
+            "--pools", metavar="P:D", help="Prefill and decode instances, such as 2:1.", show_default=False
+        ),
+    ] = None,
+    instances: Annotated[
+        int | None,
+        typer.Option(
+            "--instances", metavar="COUNT", help="Of a placement without pools.", show_default=False
+        ),
+    ] = None,
+    weights: opt.Weights = "auto",
+    kv: opt.KvDtype = "auto",
+    tp: deploying.Tp = None,
+    dp: deploying.Dp = None,
+    ep: deploying.Ep = False,
+    engine: deploying.Engine = None,
+    engine_version: deploying.EngineVersion = None,
+    max_model_len: deploying.MaxModelLen = None,
+    max_num_seqs: deploying.MaxNumSeqs = None,
+    max_num_batched_tokens: deploying.MaxNumBatchedTokens = None,
+    calibration: deploying.CalibrationFile = None,
+    json: opt.Json = False,
+    csv: Annotated[bool, typer.Option("--csv", help="Print one row a placement and rate as CSV.")] = False,
+    explain: opt.Explain = False,
+    plot: opt.Plot = None,
+) -> None:
+    """The highest request rate inside an SLO: whole prompts, chunks, or pools.
+
+    capplan goodput llama-3.1-8b --gpu h100 --ttft-p95 500ms --tpot-p95 20ms --requests 400
+
+    capplan goodput llama-3.1-8b --gpu h100 --isl 2k --osl 200 --attainment 90% --ttft 400ms --tpot 40ms --requests 400
+    """
+    from capplan.capacity.questions import goodput as question
+
+    bounds = {
+        "ttft-p50": ttft_p50,
+        "ttft-p90": ttft_p90,
+        "ttft-p95": ttft_p95,
+        "ttft-p99": ttft_p99,
+        "ttft-p999": ttft_p999,
+        "tpot-p50": tpot_p50,
+        "tpot-p90": tpot_p90,
+        "tpot-p95": tpot_p95,
+        "tpot-p99": tpot_p99,
+        "itl-p99": itl_p99,
+        "itl-p999": itl_p999,
+        "e2e-p95": e2e_p95,
+    }
+    slo = workloads.slo(bounds, ttft, tpot, attainment)
+    mix = workloads.mix(
+        isl=deploying.tokens("--isl", isl),
+        osl=deploying.tokens("--osl", osl),
+        sigma=sigma,
+        trace_lengths=trace_lengths,
+        trace=trace,
+        burstiness=burstiness,
+        requests=question.most_requests(slo) if requests is None else requests,
+        seed=seed,
+    )
+    answer = question.goodput(
+        opt.one_model(model, model_config),
+        gpu,
+        deploying.deployment(
+            engine=engine,
+            engine_version=engine_version,
+            dp=dp,
+            ep=ep,
+            weights=weights,
+            kv=kv,
+            max_model_len=max_model_len,
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_num_batched_tokens,
+        ),
+        slo=slo,
+        mix=mix,
+        requests=requests,
+        cv=1.0 if burstiness is None else burstiness,
+        seed=seed,
+        configurations=deploying.names("--placement", placement) if placement else question.CONFIGURATIONS,
+        pools=_pools(pools),
+        instances=instances,
+        tp=tp,
+        calibration=deploying.calibration(calibration),
+        progress=_tell if sys.stderr.isatty() else None,
+    )
+    if sys.stderr.isatty():
+        sys.stderr.write("\r\x1b[K")
+    raise typer.Exit(emit(answer, as_json=json, as_csv=csv, explain=explain, plot=plot))
+
+
+def _tell(what: str, points: int) -> None:
+    sys.stderr.write(f"\r\x1b[K{what}: {points} rates")
+
+
+def _pools(text: str | None) -> tuple[int, int] | None:
+    if text is None:
+        return None
+    left, colon, right = text.partition(":")
+    if not (colon and left.strip().isdecimal() and right.strip().isdecimal()):
+        raise InputError(f"--pools {text!r} is not two numbers of instances; such as 2:1 is accepted")
+    return int(left), int(right)

@@ -1,0 +1,120 @@
+"""The options that say what comes to a service, and what it promises."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from capplan.cli import options as opt
+from capplan.errors import InputError
+
+if TYPE_CHECKING:
+    from capplan.capacity.simulator.slo import Slo
+    from capplan.capacity.simulator.workloads import Mix
+
+
+def _flag(name: str, metavar: str, text: str) -> Any:
+    return typer.Option(name, metavar=metavar, help=text, show_default=False)
+
+
+Sigma = Annotated[
+    float | None,
+    _flag("--sigma", "SIGMA", "Lengths lognormal around --isl and --osl, so wide; fixed without."),
+]
+TraceLengths = Annotated[
+    str | None,
+    _flag("--trace-lengths", "FILE", "Lengths drawn from a trace (CSV or JSONL), not --isl, --osl."),
+]
+Trace = Annotated[str | None, _flag("--trace", "FILE", "Replay a trace, its times stretched to each rate.")]
+Burstiness = Annotated[
+    float | None, _flag("--burstiness", "CV", "Of the gaps between arrivals: 1 (Poisson) when not given.")
+]
+Requests = Annotated[
+    int | None, _flag("--requests", "COUNT", "Simulated at each rate; as many as the percentiles need.")
+]
+Seed = Annotated[int, typer.Option("--seed", metavar="NUMBER", help="Which requests are drawn.")]
+
+
+def bound(kind: str, share: str) -> Any:
+    """The option of a bound: --ttft-p95."""
+    return typer.Option(f"--{kind}-{share}", metavar="TIME", help=_HELP[kind], show_default=False)
+
+
+_HELP = {
+    "ttft": "Time to first token, such as 500ms.",
+    "tpot": "Time per output token of a request.",
+    "itl": "Time between tokens, over all tokens.",
+    "e2e": "Time of a whole request.",
+}
+
+
+def slo(given: dict[str, str | None], ttft: str | None, tpot: str | None, attainment: str | None) -> Slo:
+    """The bounds that were given: {"ttft-p95": "500ms"}, and a joint attainment. Raises InputError."""
+    from capplan import units
+    from capplan.capacity.simulator.slo import Bound, Joint, Slo
+
+    bounds = []
+    for name, text in given.items():
+        if text is not None:
+            kind, _, digits = name.partition("-p")
+            with opt.naming(f"--{name}"):
+                bounds.append(Bound(kind, int(digits) / 10 ** len(digits), units.parse(text, "second")))
+    joint = None
+    if attainment is not None:
+        if ttft is None and tpot is None:
+            raise InputError(f"--attainment {attainment!r} of what? name --ttft, --tpot or both")
+        times = []
+        for option, text in (("--ttft", ttft), ("--tpot", tpot)):
+            with opt.naming(option):
+                times.append(units.parse(text, "second") if text is not None else float("inf"))
+        joint = Joint(times[0], times[1], opt.share("--attainment", attainment))
+    elif ttft is not None or tpot is not None:
+        raise InputError(
+            "--ttft and --tpot need --attainment 90%; a percentile has its own option, such as --ttft-p95"
+        )
+    return Slo(tuple(bounds), joint)
+
+
+def mix(
+    *,
+    isl: int,
+    osl: int,
+    sigma: float | None,
+    trace_lengths: str | None,
+    trace: str | None,
+    burstiness: float | None,
+    requests: int,
+    seed: int,
+) -> Mix:
+    """The requests that the options describe; what was skipped of a trace is said on stderr. Raises InputError."""
+    import sys
+
+    from capplan.capacity.simulator import workloads
+    from capplan.capacity.simulator.traces import read_trace
+
+    ways = {"--sigma": sigma, "--trace-lengths": trace_lengths, "--trace": trace}
+    named = [name for name, value in ways.items() if value is not None]
+    if len(named) > 1:
+        raise InputError(f"{' and '.join(named)} exclude each other; give one")
+    if trace is not None and burstiness is not None:
+        raise InputError("--trace has arrivals of its own; --burstiness is of drawn ones")
+    if path := trace or trace_lengths:
+        read = read_trace(path)
+        for line in read.told():
+            sys.stderr.write(f"note: {line}\n")
+        if trace is not None:
+            return workloads.replay(read, min(len(read), requests))
+        lengths = workloads.joint(requests, seed, read)
+    elif sigma is not None:
+        lengths = workloads.lognormal(
+            requests, seed, isl=isl, osl=osl, isl_sigma=sigma, osl_sigma=sigma, least=2
+        )
+    else:
+        lengths = workloads.fixed(requests, isl, osl)
+    times = (
+        workloads.poisson(requests, seed)
+        if burstiness is None
+        else workloads.gamma(requests, seed, burstiness)
+    )
+    return workloads.Mix(times, *lengths)
