@@ -177,7 +177,6 @@ class Decode(Replica):
             self.expected -= 1
             isl, osl = self.journal.isl[i], self.journal.osl[i]
             if isnan(self.journal.first_token[i]):
-                self.fresh.append(i)
                 self.join(i, isl, blocks, osl, None)
             else:
                 self.join(i, isl, blocks, osl - 1, self.journal.first_token[i])
@@ -213,6 +212,11 @@ class Decode(Replica):
         self.journal.totals.transfer_seconds += seconds
         heappush(self.on_their_way, (max(end, self.now), i, blocks))
         heappush(prompt.source.releases, (max(end, self.now), prompt.blocks))
+
+    def join(self, i: int, cached: int, blocks: int, left: int, last: float | None) -> None:
+        super().join(i, cached, blocks, left, last)
+        if last is None:
+            self.fresh.append(i)
 
     def preempt(self) -> None:
         super().preempt()

@@ -18,6 +18,7 @@ from capplan.capacity.simulator.requests import (
     Workload,
 )
 from capplan.capacity.simulator.stepwise import simulate_stepwise
+from capplan.errors import InputError
 
 CONFIGURATIONS = 500
 TIMES = AffineTimes((0.012, 8.1e-5, 1.1e-9), ((8, 0.0087, 3.3e-7, 2.1e-4), (inf, 0.0101, 2.9e-7, 1.7e-4)))
@@ -158,3 +159,75 @@ def test_first_come_is_first_scheduled() -> None:
             for k in range(service.replicas):
                 starts = o.first_scheduled[k :: service.replicas]
                 assert (np.diff(starts[np.isfinite(starts)]) >= 0).all(), seed
+
+
+@pytest.mark.parametrize("rate", [1.0, 8.0, 30.0], ids=["light", "near saturation", "past it"])
+def test_turns_are_by_requests_not_by_tokens(rate: float) -> None:
+    """Twice the requests are twice the turns; ten times the answer, and the turns are the same."""
+
+    def turns(count: int, osl: int) -> tuple[int, int]:
+        r = np.random.default_rng(1)
+        arrival = np.cumsum(r.exponential(1 / rate, count))
+        workload = Workload(arrival, r.integers(100, 2000, count), np.full(count, osl))
+        service = Service(TIMES, blocks=10**6, max_num_seqs=512, max_num_batched_tokens=4096)
+        totals = simulate(workload, service).totals
+        return totals.jumps, totals.passes
+
+    (few, _), (twice, passes), (longer, more) = turns(1000, 50), turns(2000, 50), turns(2000, 500)
+    assert twice / few < 2.2
+    assert longer < 1.5 * twice
+    assert longer < 4 * 2000
+    assert more > passes
+
+
+def test_memory_is_by_requests() -> None:
+    """What is kept of a request is a few numbers: the state over time is thinned."""
+    r = np.random.default_rng(1)
+    count = 20_000
+    workload = Workload(
+        np.cumsum(r.exponential(0.1, count)), r.integers(1, 500, count), r.integers(1, 50, count)
+    )
+    found = simulate(workload, Service(TIMES, blocks=10**5))
+    assert found.totals.jumps > 20_000
+    assert len(found.timeline.time) < 2 * 4096
+    assert found.timeline.time[-1] == pytest.approx(np.nanmax(found.finished))
+    assert len(found.gaps.counts) < 2600
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"arrival": [2.0, 1.0]}, "out of order"),
+        ({"arrival": [-1.0, 1.0]}, "negative"),
+        ({"arrival": [0.0, float("nan")]}, "arrival holds what is no number"),
+        ({"isl": [0, 5]}, "no tokens"),
+        ({"osl": [1.5, 5]}, "osl holds a part of a token"),
+        ({"isl": [5]}, r"isl has the shape \(1,\)"),
+        ({"timeout": 0}, "timeout 0 is not a time"),
+        ({"concurrency": 0}, "concurrency 0 is not a whole number"),
+        ({"prefix": ((1,),)}, "1 lists of prefix blocks for 2 requests"),
+        ({"arrival": [], "isl": [], "osl": []}, "no requests"),
+    ],
+)
+def test_a_workload_that_is_none_is_refused(wrong: dict[str, object], said: str) -> None:
+    given = {"arrival": [0.0, 1.0], "isl": [5, 5], "osl": [5, 5]} | wrong
+    with pytest.raises(InputError, match=said):
+        Workload(**given)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"blocks": 0}, "blocks 0 is not"),
+        ({"scheduler": "fair"}, "unknown scheduler 'fair'; one of mixed, prefill-first, static"),
+        ({"preemption": "drop"}, "unknown preemption 'drop'; one of recompute, swap"),
+        ({"max_num_batched_tokens": 64}, "less than the 128 tokens"),
+        ({"watermark": 1.0}, "watermark 1.0"),
+        ({"speculation": Speculation(16, 0.5)}, "16 drafted tokens"),
+        ({"speculation": Speculation(2, 1.5)}, "acceptance 1.5"),
+        ({"speculation": Speculation(2, 0.5), "scheduler": "static"}, "'static' has no speculation"),
+    ],
+)
+def test_a_service_that_is_none_is_refused(wrong: dict[str, object], said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        Service(**{"times": TIMES, "blocks": 100} | wrong)  # type: ignore[arg-type]
