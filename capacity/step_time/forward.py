@@ -96,6 +96,8 @@ _OUTPUT = (
     "dense_4h_to_h",
     "c_proj",
     "fc2",
+    "fc_out",
+    "output_linear",
     "w2",
     "wo",
     "o_b_proj",

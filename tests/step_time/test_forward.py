@@ -38,3 +38,12 @@ def test_every_product_is_run_a_whole_number_of_times(name: str) -> None:
         experts = [w for w in plan.model.weights if w.bucket == "experts" and len(w.shape) > 1]
         one = max(prod(w.shape[-2:]) for w in experts if not w.name.endswith("bias"))
         assert mixture.hidden * mixture.inner <= one  # one expert's, never all that are stacked
+
+
+@pytest.mark.parametrize(
+    ("name", "a_layer"),
+    [("llama-3.3-70b", 2), ("gpt-j-6b", 2), ("falcon-180b", 2), ("qwen3-30b-a3b", 2), ("deepseek-v3", 2)],
+)
+def test_a_layer_sums_over_ranks_after_attention_and_after_its_mlp(name: str, a_layer: int) -> None:
+    plan = layout(model(name), tp=2)
+    assert plan.reduced == a_layer * len(plan.model.layers)
