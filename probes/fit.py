@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import exp, inf, log
 from statistics import median, quantiles
 from typing import NamedTuple
 
 from capplan.probes.probe import Row, Value
 
+_NO_START = 1e-9  # s
+_SMALL = 1e-3  # of a logarithm: where a fit stops
 _POWERS = (1.0, 8.0)  # that join computing and moving: one after the other, to nearly the maximum
 
 
@@ -52,38 +54,57 @@ def line(sizes: Sequence[float], times: Sequence[float]) -> Line:
 
 
 def roof(flops: Sequence[float], sizes: Sequence[float], times: Sequence[float]) -> Roof:
-    """The roofline of least mean absolute error of the logarithm, by coordinate descent from the best that was seen."""
+    """The roofline of least mean absolute error of the logarithm: pattern search (Hooke and Jeeves 1961) from several
+    starts, as a late start and a soft corner look much alike."""
     rows = list(zip(flops, sizes, times, strict=True))
-    at = [
-        log(min(times) / 4),
-        log(max(f / t for f, _, t in rows)),
-        log(max(b / t for _, b, t in rows)),
-        log(2.0),
-    ]
+    peak, bandwidth = max(f / t for f, _, t in rows), max(b / t for _, b, t in rows)
 
     def off(where: Sequence[float]) -> float:
-        start, peak, bandwidth, power = map(exp, where)
-        if not _POWERS[0] <= power <= _POWERS[1]:
+        found = Roof(*map(exp, where))
+        if not _POWERS[0] <= found.power <= _POWERS[1]:
             return inf
-        found = Roof(start, peak, bandwidth, power)
         return sum(abs(log(found(f, b) / t)) for f, b, t in rows)
 
+    starts = [
+        [log(min(times) * share), log(peak), log(bandwidth), log(power)]
+        for share in (0.3, 0.01)
+        for power in (1.5, 3.0, 6.0)
+    ]
+    best = min((_descend(off, start) for start in starts), key=off)
+    found = Roof(*map(exp, best))
+    return found if found.start > _NO_START else found._replace(start=0.0)
+
+
+def _descend(off: Callable[[Sequence[float]], float], at: list[float]) -> list[float]:
+    """The least of `off` near a point: steps along each axis, then again as far in the direction that helped."""
     step, best = 0.5, off(at)
-    while step > 1e-3:
-        moved = False
-        for i in range(4):
+    while step > _SMALL:
+        before, tried = at, list(at)
+        for i in range(len(at)):
             for way in (step, -step):
-                tried = [*at[:i], at[i] + way, *at[i + 1 :]]
-                if (found := off(tried)) < best:
-                    at, best, moved = tried, found, True
-        step = step if moved else step / 2
-    return Roof(*map(exp, at))
+                moved = [*tried[:i], tried[i] + way, *tried[i + 1 :]]
+                if (found := off(moved)) < best:
+                    tried, best = moved, found
+        if tried == before:
+            step /= 2
+            continue
+        while True:
+            further = [2 * new - old for new, old in zip(tried, before, strict=True)]
+            before, at = tried, tried
+            if (found := off(further)) >= best:
+                break
+            tried, best = further, found
+    return at
 
 
 def value(found: Sequence[float], unit: str, rows: Sequence[Row], at: float | None = None) -> Value:
     """The median of what rows say, or `at`, with the range that eight of ten lie in."""
     middle = median(found) if at is None else at
-    lo, hi = (quantiles(found, n=10)[i] for i in (0, 8)) if len(found) > 3 else (min(found), max(found))
+    lo, hi = (
+        (quantiles(found, n=10, method="inclusive")[i] for i in (0, 8))
+        if len(found) > 3
+        else (min(found), max(found))
+    )
     return Value(middle, unit, min(lo, middle), max(hi, middle), len(found), [row["id"] for row in rows])
 
 

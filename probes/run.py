@@ -108,7 +108,7 @@ def run(
     rows = [row for name in chosen for row in finished[name]]
     for number, row in enumerate(rows):
         row["id"] = number
-    derived = derived_of(rows)
+    derived, told_of = derived_of(rows)
     drift = _drift(rows, device, limit_s or LIMITS[profile])
     document = sealed(
         {
@@ -126,7 +126,7 @@ def run(
             "telemetry": None,
             "results": rows,
             "derived": derived,
-            "quality": quality_of(rows, plan["facts"], drift),
+            "quality": quality_of(rows, plan["facts"], drift, told_of),
         }
     )
     write_document(out, document)

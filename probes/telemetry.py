@@ -23,7 +23,7 @@ def stat(samples: Sequence[float]) -> dict[str, float] | None:
     if not samples:
         return None
     ordered = sorted(samples)
-    tenths = quantiles(ordered, n=20) if len(ordered) > 1 else [ordered[0]] * 19
+    tenths = quantiles(ordered, n=20, method="inclusive") if len(ordered) > 1 else [ordered[0]] * 19
     middle = median(ordered)
     spread = (tenths[14] - tenths[4]) / middle if middle else 0.0
     return {

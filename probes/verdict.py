@@ -3,31 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import suppress
 from typing import Any
 
-from capplan.errors import UnknownNameError
 from capplan.probes.probe import Row, Value, probe
 
 DRIFT = 0.03  # of the first row, repeated at the end: more is told
 _USED = ("pass", "warn")
 
 
-def derived_of(rows: Sequence[Row]) -> dict[str, Any]:
-    """`derived` of the calibration file, from every probe's own derive(); rows get what its formula predicts for them."""
+def derived_of(rows: Sequence[Row]) -> tuple[dict[str, Any], list[str]]:
+    """`derived` of the calibration file, from every probe's own derive(), and what is to be told of it; rows get what
+    its formula predicts for them. A probe whose rows give no constants loses those, and not the run."""
     found: dict[str, Any] = {}
+    told: list[str] = []
     for name in dict.fromkeys(row["probe"] for row in rows):
         own = [row for row in rows if row["probe"] == name and row["status"] in _USED]
         if not own:
             continue
-        with suppress(UnknownNameError):
+        try:
             values, predicted = probe(name).derive(own)
-            for path, each in values.items():
-                put(found, path, each)
-            for row, time in zip(own, predicted, strict=False):
-                if time is not None and row["time_s"]:
-                    row["predicted_s"], row["rel_err"] = time, time / row["time_s"]["median"] - 1.0
-    return found
+        except Exception as error:  # noqa: BLE001  # whatever it is, minutes of measuring are not lost to it
+            told.append(f"{name}: no constants follow from its rows: {type(error).__name__}: {error}")
+            continue
+        for path, each in values.items():
+            put(found, path, each)
+        for row, time in zip(own, predicted, strict=False):
+            if time is not None and row["time_s"]:
+                row["predicted_s"], row["rel_err"] = time, time / row["time_s"]["median"] - 1.0
+    return found, told
 
 
 def put(derived: dict[str, Any], path: str, each: Value) -> None:
@@ -46,11 +49,13 @@ def put(derived: dict[str, Any], path: str, each: Value) -> None:
     }
 
 
-def quality_of(rows: Sequence[Row], device: dict[str, Any], drift: float | None) -> dict[str, Any]:
+def quality_of(
+    rows: Sequence[Row], device: dict[str, Any], drift: float | None, told: Sequence[str] = ()
+) -> dict[str, Any]:
     """`quality` of the calibration file: ok | degraded | unusable | cpu_only, and what speaks for it."""
     count = {status: sum(row["status"] == status for row in rows) for status in ("fail", "invalid", "warn")}
     contended = any(row["contended"] for row in rows if row["time_s"])
-    warnings = [f"{row['probe']}: {row['reason']}" for row in rows if row["status"] in count]
+    warnings = [*told] + [f"{row['probe']}: {row['reason']}" for row in rows if row["status"] in count]
     if drift is not None and drift > DRIFT:
         warnings.append(f"the first rows, repeated at the end, are {100 * drift:.1f}% off")
     if contended:

@@ -36,6 +36,7 @@ class Constant(NamedTuple):
     high: float
     count: int  # type: ignore[assignment]  # over tuple.count; points that it was fitted to
     trust: str  # measured; default: the points say little, it is nearly what was shipped
+    unit: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +129,9 @@ def leaves_of(derived: Mapping[str, Any], path: str = "") -> Iterator[tuple[str,
 
 def _constant(leaf: Mapping[str, Any], most: float = _MOST) -> Constant:
     low, value, high = (_positive(leaf[key], most) for key in ("lo", "value", "hi"))
-    return Constant(value, low, high, int(_positive(leaf["n"], LARGEST)), str(leaf["trust"]))
+    return Constant(
+        value, low, high, int(_positive(leaf["n"], LARGEST)), str(leaf["trust"]), str(leaf["unit"])
+    )
 
 
 def _positive(number: object, most: float = _MOST) -> float:

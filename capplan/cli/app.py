@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import import_module
 
 import typer
@@ -13,7 +13,7 @@ from capplan.errors import InputError, UnknownNameError
 
 COMMANDS = (
     *("kv", "fit", "roofline", "prefill", "decode", "ops", "whiteboard"),
-    *("perf", "compare", "calibrate", "speculate", "simulate", "goodput"),
+    *("perf", "compare", "calibrate", "probe", "speculate", "simulate", "goodput"),
     *("gpus", "models", "explain", "check", "validate", "schema"),
 )
 
@@ -28,12 +28,34 @@ class Commands(core.TyperGroup):
         if cmd_name not in COMMANDS:
             raise UnknownNameError("command", cmd_name, COMMANDS, "capplan --help")
         module = import_module(f"capplan.cli.{cmd_name}")
-        tree = _typer(add_completion=False)
-        tree.command(cmd_name, no_args_is_help=False)(module.command)
+        several: dict[str, Callable[..., None]] | None = getattr(module, "COMMANDS", None)
+        tree = _typer(add_completion=False, **({"cls": Several} if several else {}))
+        for name, function in (several or {cmd_name: module.command}).items():
+            tree.command(name, no_args_is_help=False)(function)
+        if several:
+            tree.callback(help=module.HELP, invoke_without_command=True)(_help)
         command = get_command(tree)
-        assert isinstance(command, core.TyperCommand)
         command.name = cmd_name
-        return command
+        return command  # type: ignore[return-value]
+
+
+def _help(ctx: typer.Context) -> None:
+    if ctx.invoked_subcommand is None:
+        typer.echo(ctx.get_help())
+
+
+class Several(core.TyperGroup):
+    """A command of several, such as probe run; COMMANDS of its file has them."""
+
+    def list_commands(self, ctx: typer.Context) -> list[str]:  # type: ignore[override]
+        return list(self.commands)
+
+    def get_command(self, ctx: typer.Context, cmd_name: str) -> core.TyperCommand:  # type: ignore[override]
+        if cmd_name not in self.commands:
+            raise UnknownNameError(
+                f"{self.name} command", cmd_name, self.commands, f"capplan {self.name} --help"
+            )
+        return self.commands[cmd_name]  # type: ignore[return-value]
 
 
 def _typer(**options: object) -> typer.Typer:

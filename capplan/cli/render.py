@@ -6,7 +6,7 @@ import json
 import os
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 from capplan.errors import ExitCode, InputError
 
@@ -78,9 +78,9 @@ def print_csv(rows: Sequence[dict[str, Any]]) -> None:
     writer.writerows({key: _whole(value) for key, value in row.items()} for row in rows)
 
 
-def is_terminal() -> bool:
-    """Whether a person is looking."""
-    return sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
+def is_terminal(stream: TextIO | None = None) -> bool:
+    """Whether a person is looking: at the answer, or at another stream."""
+    return (stream or sys.stdout).isatty() and os.environ.get("TERM") != "dumb"
 
 
 def width() -> int:

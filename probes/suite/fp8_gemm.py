@@ -49,7 +49,7 @@ def cases(profile: str, device: Device) -> list[Case]:
         shapes = [s for s in shapes if not (s[1] % 128 or s[2] % 128)]
         shapes, rows = (shapes[1:2] if profile == "quick" else shapes), _ROWS[profile]
     else:
-        shapes, rows = [("small", 1024, 1024)], (1, 17, 64)
+        shapes, rows = [("small", 512, 1024)], (1, 17, 64)
     found = []
     for recipe in RECIPES if device.is_gpu else ("tensor", "row"):
         for name, n, k in shapes:

@@ -27,7 +27,7 @@ _SIZES = {  # MiB of one buffer
     "default": (1, 16, 64, 256, 1024, 4096),
     "full": (1, 4, 16, 64, 256, 1024, 2048, 4096, 8192),
 }
-_OF_CPU = {"quick": (16, 64), "default": (16, 64, 256), "full": (16, 64, 256, 512)}
+_OF_CPU = {"quick": (4, 32), "default": (16, 64, 256), "full": (16, 64, 256, 512)}
 _EXPECTED = 0.80  # of the datasheet, from a gigabyte on: H200 93%, A100 85%, MI300X 81%
 
 
@@ -63,7 +63,7 @@ def _out(op: str, rows: int, device: Device) -> Tensor:
 def check(case: Case, device: Device) -> Numerics:
     op, found = case["op"], []
     whole = _shape(case)[0]
-    for rows in {min(whole, 257), min(whole, 4096)}:  # odd too; the kernels are the same for all sizes
+    for rows in (min(whole, 257), min(whole, 1024)):  # odd too; the kernels are the same for all sizes
         x, y = (normal((rows, _ROW), "fp32", device, seed) for seed in (1, 2))
         got = move(op, x, y, _out(op, rows, device))
         a, b = x.double(), y.double()

@@ -22,7 +22,7 @@ ORDER, VERSION = 5, 1
 
 _STEP = 2**28  # byte of an allocation
 _SHARE = {"quick": 0.5, "default": 0.97, "full": 0.97}  # of what is free
-_OF_CPU, _MOST_OF_CPU = 0.1, 2**29  # a host has other work: a tenth, and half a GiB at most
+_OF_CPU, _MOST_OF_CPU = 0.1, 2**27  # a host has other work: a tenth, and 128 MiB at most
 _CONTEXT_MOST = 2**31
 
 
