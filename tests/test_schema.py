@@ -20,6 +20,7 @@ from capplan.cli.schema import ANSWERS
 Run = Callable[..., tuple[int, str, str]]
 SNAPSHOTS = Path(__file__).parent / "snapshots"
 ROOT = Path(__file__).parent.parent
+MADE = ROOT / "tests/probes/made.json"  # a calibration with planted constants (tests/probes/conftest.py)
 CONFIG = str(ROOT / "examples/llama-3.1-70b/config.json")
 
 # an answer's name -> command lines that print it
@@ -93,6 +94,10 @@ LINES: dict[str, list[str]] = {
     "validate-memory": [f"validate memory {ROOT / 'examples/engine_memory.csv'}"],
     "validate-kernels": [f"validate kernels {ROOT / 'examples/kernels.csv'}"],
     "validate-performance": [f"validate performance {ROOT / 'examples/throughput.csv'}"],
+    "probe-list": ["probe list"],
+    "probe-report": [f"probe report {MADE}"],
+    "probe-compare": [f"probe compare {MADE} {MADE}"],
+    "probe-validate": [f"probe validate {MADE}"],
 }
 CASES = [(name, line) for name, lines in LINES.items() for line in lines]
 

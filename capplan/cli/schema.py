@@ -38,7 +38,12 @@ ANSWERS = {
     "validate-memory": ("validate_memory", "ValidateMemory"),
     "validate-kernels": ("validate_kernels", "ValidateKernels"),
     "validate-performance": ("validate_performance", "ValidatePerformance"),
+    "probe-list": ("probe_list", "ProbeList"),
+    "probe-report": ("probe_report", "ProbeReport"),
+    "probe-compare": ("probe_compare", "ProbeCompare"),
+    "probe-validate": ("probe_validate", "ProbeValidate"),
 }
+CALIBRATION_FILE = "calibration-file"  # what capplan probe run writes, beside what it prints
 
 
 def command(
@@ -46,14 +51,18 @@ def command(
         str | None, typer.Argument(metavar="ANSWER", help="An answer; their names are listed without.")
     ] = None,
 ) -> None:
-    """The JSON Schema of what a command prints with --json.
+    """The JSON Schema of what a command prints with --json, or of the file that probe run writes.
 
     capplan schema
 
     capplan schema fit
     """
     if name is None:
-        print("\n".join(ANSWERS))
+        print("\n".join((*ANSWERS, CALIBRATION_FILE)))
+    elif name == CALIBRATION_FILE:
+        from capplan import calibration_schema
+
+        print_json(calibration_schema.schema())
     else:
         print_json(schema(name))
 
@@ -61,7 +70,7 @@ def command(
 def schema(name: str) -> dict[str, Any]:
     """The JSON Schema of an answer, made from its dataclass. Raises UnknownNameError."""
     if name not in ANSWERS:
-        raise UnknownNameError("answer", name, ANSWERS, "capplan schema")
+        raise UnknownNameError("answer", name, (*ANSWERS, CALIBRATION_FILE), "capplan schema")
     from dataclasses import fields
     from typing import get_type_hints
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import pytest
+
 from capplan.calibration_file import SCHEMA, sealed
 from capplan.hardware.registry import gpu
 from capplan.probes.fit import Roof
@@ -16,11 +18,12 @@ from capplan.probes.timing import METHOD
 from capplan.probes.verdict import derived_of, quality_of
 from capplan.probes.worker import laid_out
 
+Made = Callable[..., dict[str, Any]]
 FINE = Numerics(True, 1e-3, 0.0, 0.0, 0, 2.5e-3)
 US = 1e-6
 
 
-def device(name: str = "h200-sxm") -> Device:
+def made_device(name: str = "h200-sxm") -> Device:
     """A card of the registry as the probes would see it."""
     row = gpu(name)
     major, minor = map(int, row.compute_capability.split("."))
@@ -41,7 +44,7 @@ def device(name: str = "h200-sxm") -> Device:
     )
 
 
-def row(name: str, case: dict[str, Any], time: float, spread: float = 0.01, **more: Any) -> Row:
+def made_row(name: str, case: dict[str, Any], time: float, spread: float = 0.01, **more: Any) -> Row:
     """A row of a probe whose median time is given; eight of ten samples lie within `spread` of it."""
     times = [time * (1 + spread * (i - 10) / 8) for i in range(21)]
     measured = Measured(times, more.pop("mode", "burst"), more.pop("cache", "cold"), **more)
@@ -51,7 +54,7 @@ def row(name: str, case: dict[str, Any], time: float, spread: float = 0.01, **mo
     }
 
 
-def document(
+def made_document(
     name: str = "h200-sxm",
     *,
     products: float = 0.75,  # share of the peak
@@ -65,7 +68,7 @@ def document(
     **facts: Any,
 ) -> dict[str, Any]:
     """The calibration of a device that reaches these shares. facts: of `device`; change: whatever else is to differ."""
-    seen = device(name)
+    seen = made_device(name)
     rows = list(_rows(seen, products, memory, link, launch, node, power, spread))
     for number, each in enumerate(rows):
         each["id"] = number
@@ -135,7 +138,7 @@ def _rows(
     for op, times in (("read", 1), ("copy", 2), ("write", 1), ("triad", 3)):
         for mib in (16, 256, 4096):
             size = float(times * mib * 2**20)
-            yield row(
+            yield made_row(
                 "hbm",
                 {"op": op, "mib": mib, "dtype": "fp32"},
                 3 * US + size / (memory * seen.bandwidth),
@@ -144,28 +147,50 @@ def _rows(
             )
     for how, each in (("eager", launch), ("graph", node)):
         for n in (1, 10, 200, 1000):
-            yield row("launch", {"how": how, "n": n, "dtype": "fp32"}, 8 * US + n * each, spread, mode=how)
+            yield made_row(
+                "launch", {"how": how, "n": n, "dtype": "fp32"}, 8 * US + n * each, spread, mode=how
+            )
     for way in ("h2d", "d2h"):
         for kib in (64, 2048, 1048576):
             size = float(kib * 1024)
             case = {"way": way, "host": "pinned", "kib": kib, "block_kib": kib}
             time = 6 * US + size / (link * seen.host_link)
-            yield row("host_copy", case, time, spread, bytes=size, of="host")
+            yield made_row("host_copy", case, time, spread, bytes=size, of="host")
     bf16 = Roof(4 * US, products * seen.peaks["bf16"], memory * seen.bandwidth, power)
     for n, k in ((8192, 8192), (28672, 8192), (8192, 28672)):
         for m in (1, 16, 64, 128, 256, 512, 1024, 4096, 8192):
             flops, size = 2.0 * m * n * k, 2.0 * (m * k + n * k + m * n)
             case = {"m": m, "n": n, "k": k, "dtype": "bf16", "shapes": "llm70b", "mode": "burst"}
-            yield row("gemm", case, bf16(flops, size), spread, flops=flops, bytes=size, dtype="bf16")
+            yield made_row("gemm", case, bf16(flops, size), spread, flops=flops, bytes=size, dtype="bf16")
     n, k = 51200, 7168
     for m in (1, 2, 4, 8, 16, 32, 64, 96, 128, 160, 192, 224, 256, 320, 384, 512, 768, 1024, 2048, 4096):
         flops, size = 2.0 * m * n * k, 2.0 * (m * k + n * k + m * n)
         case = {"m": m, "n": n, "k": k, "dtype": "bf16", "shapes": "gemv"}
-        yield row("weight_streaming", case, bf16(flops, size), spread, flops=flops, bytes=size, dtype="bf16")
+        yield made_row(
+            "weight_streaming", case, bf16(flops, size), spread, flops=flops, bytes=size, dtype="bf16"
+        )
     fp8 = Roof(4 * US, products * seen.peaks["fp8"], memory * seen.bandwidth, power)
     for n, k in ((8192, 8192), (28672, 8192)):
         for m in (1, 16, 256, 1024, 4096, 8192):
             flops, size = 2.0 * m * n * k, 1.0 * (m * k + n * k) + 2.0 * m * n
             case = {"m": m, "n": n, "k": k, "dtype": "fp8", "recipe": "row", "fast_accum": False}
             case |= {"shapes": "llm70b", "mode": "burst"}
-            yield row("fp8_gemm", case, fp8(flops, size), spread, flops=flops, bytes=size, dtype="fp8")
+            yield made_row("fp8_gemm", case, fp8(flops, size), spread, flops=flops, bytes=size, dtype="fp8")
+
+
+@pytest.fixture(scope="session")
+def document() -> Made:
+    """Makes the calibration of a device: see made_document."""
+    return made_document
+
+
+@pytest.fixture(scope="session")
+def row() -> Callable[..., Row]:
+    """Makes a row of a probe: see made_row."""
+    return made_row
+
+
+@pytest.fixture(scope="session")
+def device() -> Callable[..., Device]:
+    """Makes a card of the registry as the probes would see it: see made_device."""
+    return made_device

@@ -1,0 +1,163 @@
+"""The JSON Schema of the calibration file that the probes write: capplan.calibration/1, `capplan schema calibration-file`.
+
+Inside this major version it only grows.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from capplan.calibration_file import SCHEMA
+
+_NUMBER: dict[str, Any] = {"type": ["number", "null"]}
+_TEXT: dict[str, Any] = {"type": ["string", "null"]}
+_TEXTS: dict[str, Any] = {"type": "array", "items": {"type": "string"}}
+_STATUS = ["pass", "warn", "fail", "invalid", "skipped", "unsupported"]
+
+
+def _object(required: dict[str, Any], **more: Any) -> dict[str, Any]:
+    """An object that has at least these keys."""
+    return {"type": "object", "properties": required | more, "required": list(required)}
+
+
+def _or_null(schema: dict[str, Any]) -> dict[str, Any]:
+    return {"anyOf": [schema, {"type": "null"}]}
+
+
+def schema() -> dict[str, Any]:
+    """The JSON Schema; times in seconds, sizes in bytes, rates in byte/s and FLOP/s."""
+    stat = _object({name: {"type": "number"} for name in ("n", "median", "min", "p10", "p90", "iqr_rel")})
+    telemetry = _object(
+        {
+            **{
+                name: _or_null({"$ref": "#/$defs/stat"})
+                for name in ("sm_mhz", "mem_mhz", "power_w", "temp_c")
+            },
+            "reasons_seen": _TEXTS,
+            "samples": {"type": "integer"},
+            "interval_ms": {"type": "integer"},
+        }
+    )
+    numerics = _object(
+        {
+            "ref": {"const": "fp64"},
+            "ok": {"type": "boolean"},
+            **{name: {"type": "number"} for name in ("rel_fro", "max_abs", "cos_diff", "bound")},
+            "nan": {"type": "integer"},
+            "why": {"type": "string"},
+            "bit_stable": {"type": ["boolean", "null"]},
+        }
+    )
+    row = _object(
+        {
+            "id": {"type": "integer", "minimum": 0},
+            "probe": {"type": "string"},
+            "version": {"type": "integer"},
+            "status": {"enum": _STATUS},
+            "reason": _TEXT,
+            "mode": {"enum": ["burst", "sustained", "graph", "eager", None]},
+            "cache": {"enum": ["cold", "warm", "uncertain", None]},
+            "kernel": _TEXT,
+            "backend": _TEXT,
+            "case": {"type": "object"},
+            "shape_set": _TEXT,
+            "dtype": _TEXT,
+            "rotation": {"type": ["integer", "null"]},
+            "of": {"enum": ["memory", "host", "link", "disk"]},
+            "time_s": _or_null({"$ref": "#/$defs/stat"}),
+            "work": _object({"flops": _NUMBER, "bytes": _NUMBER}),
+            "achieved": _object({"flops_ps": _NUMBER, "bytes_ps": _NUMBER}),
+            "values": {"type": "object", "additionalProperties": {"type": "number"}},
+            "pct_spec": _NUMBER,
+            "predicted_s": _NUMBER,
+            "rel_err": _NUMBER,
+            "formula": _TEXT,
+            "numerics": _or_null(numerics),
+            "telemetry": _or_null({"$ref": "#/$defs/telemetry"}),
+            "contended": {"type": "boolean"},
+            "notes": _TEXTS,
+        }
+    )
+    # a number is exported only where the fp64 check passed
+    row["if"] = {"properties": {"status": {"enum": ["fail", "skipped", "unsupported"]}}}
+    row["then"] = {"properties": {"time_s": {"type": "null"}}}
+    value = _object(
+        {
+            "value": {"type": "number", "minimum": 0},
+            "unit": {"type": "string"},
+            "lo": {"type": "number", "minimum": 0},
+            "hi": {"type": "number", "minimum": 0},
+            "n": {"type": "integer", "minimum": 0},
+            "from": _TEXTS,
+            "trust": {"enum": ["measured", "interpolated", "spec", "default"]},
+        }
+    )
+    leaf = {"if": {"required": ["value"]}, "then": value, "else": {"$ref": "#/$defs/derived"}}
+    device = _object(
+        {
+            "kind": {"enum": ["cuda", "rocm", "cpu"]},
+            "index": {"type": "integer"},
+            "name": {"type": "string"},
+            "arch": {"type": "string"},
+            "uuid_sha256_16": _or_null({"type": "string", "pattern": "^[0-9a-f]{16}$"}),
+            "sku_guess": _TEXT,
+            "sku_match": {"enum": ["exact", "name_only", "none"]},
+            "sm_count": {"type": "integer"},
+            "l2_bytes": {"type": "integer"},
+            "mem_total_bytes": {"type": "integer"},
+            "ecc": {"type": ["boolean", "null"]},
+            "mig": {"type": ["object", "null"]},
+            **{name: _NUMBER for name in ("max_sm_mhz", "max_mem_mhz", "power_limit_w", "power_default_w")},
+            "pcie": {"type": ["object", "null"]},
+            "fp8_flavour": {"enum": ["fn", "fnuz", None]},
+        }
+    )
+    spec = _object(
+        {
+            "source": {"type": "string"},
+            "peak_flops_dense": {"type": "object", "additionalProperties": {"type": "number"}},
+            "hbm_bps": _NUMBER,
+        }
+    )
+    quality = _object(
+        {
+            "verdict": {"enum": ["ok", "degraded", "unusable", "cpu_only"]},
+            "drift": _NUMBER,
+            "contended": {"type": "boolean"},
+            "invalid": {"type": "integer"},
+            "failed": {"type": "integer"},
+            "warnings": _TEXTS,
+        }
+    )
+    body = _object(
+        {
+            "schema": {"const": SCHEMA},
+            "method_version": {"type": "integer"},
+            "capplan_version": {"type": "string"},
+            "created_utc": {"type": "string"},
+            "profile": {"enum": ["quick", "default", "full"]},
+            "duration_s": {"type": "number"},
+            "seed": {"type": "integer"},
+            "label": _TEXT,
+            "device": device,
+            "stack": {"type": "object"},
+            "spec": spec,
+            "telemetry": _or_null({"$ref": "#/$defs/telemetry"}),
+            "results": {"type": "array", "items": row},
+            "derived": {"$ref": "#/$defs/derived"},
+            "quality": quality,
+            "integrity": _object({"sha256_of_body": {"type": "string", "pattern": "^[0-9a-f]{64}$"}}),
+        }
+    )
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "$id": SCHEMA,
+        "title": "capplan probe run --out FILE",
+        "description": "What a device was measured to do, and the constants that follow from it.",
+        **body,
+        "$defs": {
+            "stat": stat,
+            "telemetry": telemetry,
+            "derived": {"type": "object", "additionalProperties": {"type": "object", **leaf}},
+        },
+    }
