@@ -57,6 +57,7 @@ def colocated(
         chunked=chunked,
         request_s=found.engine.request,
         replicas=replicas * found.ranks,
+        ranks=found.ranks if found.plan.mixtures else 1,  # experts are one set: their passes go together
     )
 
 

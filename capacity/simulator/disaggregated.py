@@ -16,7 +16,7 @@ from heapq import heappop, heappush
 from itertools import cycle, islice
 from math import inf, isnan, nextafter
 
-from capplan.capacity.simulator.loop import Journal, Replica
+from capplan.capacity.simulator.loop import Chunk, Journal, Replica
 from capplan.capacity.simulator.requests import Disaggregated, Link
 from capplan.errors import InputError
 
@@ -183,7 +183,7 @@ class Decode(Replica):
         while self.handed and self.handed[0][0] <= self.now:
             self.accepted.append(heappop(self.handed)[2])
 
-    def schedule(self) -> list[tuple[int, int, int]]:
+    def schedule(self) -> list[Chunk]:
         chunks = super().schedule()
         while self.accepted and not self.preempted:
             prompt = self.accepted[0]
@@ -229,7 +229,7 @@ class Decode(Replica):
         self.jumps = jumps
         self.mark_first()
 
-    def prompt_pass(self, chunks: list[tuple[int, int, int]]) -> None:
+    def prompt_pass(self, chunks: list[Chunk]) -> None:
         super().prompt_pass(chunks)
         if self.mixed:
             self.mark_first()

@@ -37,6 +37,8 @@ from capplan.capacity.simulator.requests import (
 
 Progress = Callable[[int, int], None]  # requests that have left, of how many
 
+Chunk = tuple[int, int, int]  # of a prompt: the request, tokens, and tokens computed before
+
 _REPORTED = 1024  # turns between two calls of Progress
 _SAMPLES = 4096  # points that a timeline is thinned to, at the least
 
@@ -73,8 +75,14 @@ def simulate(
             Replica(service, journal, *arrivals(workload, k, service.replicas), jumps=jumps)
             for k in range(service.replicas)
         ]
+        for k in range(0, service.replicas, service.ranks):
+            if service.ranks == 1:
+                replicas[k].run()
+            else:
+                from capplan.capacity.simulator.lockstep import run_together
+
+                run_together(replicas[k : k + service.ranks])
         for replica in replicas:
-            replica.run()
             replica.sample()
         blocks = service.blocks * service.replicas
     return journal.outcome(replicas, blocks)
@@ -182,6 +190,16 @@ class Decoding(NamedTuple):
     phase: int
     ends: int  # decode passes that the replica will have run
     left: int  # tokens to come
+
+
+class PromptWork(NamedTuple):
+    """A pass with prompts, as StepTimes.prompts takes it."""
+
+    batch: int
+    context: float
+    prompts: int
+    tokens: int
+    pairs: float
 
 
 class Samples:
@@ -375,7 +393,7 @@ class Replica:
 
     # --- what the next pass consists of ---------------------------------------------------------------------------
 
-    def schedule(self) -> list[tuple[int, int, int]]:
+    def schedule(self) -> list[Chunk]:
         """Prompts of the next pass: each a request, tokens, and tokens computed before. Resumed ones just join.
 
         Blocks that decoding sequences need for the pass are theirs before anybody is admitted.
@@ -385,7 +403,8 @@ class Replica:
             self.make_room()
         if self.partial is None and not self.waiting and not self.preempted:
             return []
-        service, chunks = self.service, []
+        service = self.service
+        chunks: list[Chunk] = []
         budget = service.max_num_batched_tokens - (self.batch * self.width if self.mixed else 0)
         if self.partial is not None:
             i, done = self.partial
@@ -516,17 +535,24 @@ class Replica:
         totals.busy += seconds
         totals.block_seconds += seconds * (self.service.blocks - self.free)
 
-    def prompt_pass(self, chunks: list[tuple[int, int, int]]) -> None:
+    def prompt_pass(self, chunks: list[Chunk]) -> None:
         """One pass with prompts; decoding sequences are in it where the scheduler mixes."""
-        totals = self.journal.totals
+        work = self.prompt_work(chunks)
+        self.run_prompts(chunks, work, self.service.times.prompts(*work))
+
+    def prompt_work(self, chunks: list[Chunk]) -> PromptWork:
+        """What a pass with these chunks consists of."""
         tokens, pairs = 0, 0.0
         for _, chunk, before in chunks:
             tokens += chunk
             pairs += chunk * before + chunk * (chunk + 1) / 2
         batch = self.batch if self.mixed else 0
-        context = self.context + batch if batch else 0
-        began = self.now
-        self.spend(self.service.times.prompts(batch, context, len(chunks), tokens, pairs))
+        return PromptWork(batch, self.context + batch if batch else 0, len(chunks), tokens, pairs)
+
+    def run_prompts(self, chunks: list[Chunk], work: PromptWork, seconds: float) -> None:
+        totals, began = self.journal.totals, self.now
+        batch, context, _, tokens, pairs = work
+        self.spend(seconds)
         totals.passes += 1
         totals.prefill_tokens += tokens
         totals.prompt_pairs += pairs
@@ -575,26 +601,31 @@ class Replica:
 
     def decode_passes(self, until: float) -> None:
         """Passes without prompts: one, or as many as are alike."""
+        if most := self.alike():
+            self.run_decode(*self.run_of_passes(most, min(until, self.horizon())))
+
+    def alike(self) -> int:
+        """How many passes without prompts are alike, if nobody comes; 0 where nobody is left to decode."""
         self.make_room()
         if not self.batch:
-            return
+            return 0
         while (sequence := self.running.get(self.ends[0][1])) is None or sequence.ends != self.ends[0][0]:
             heappop(self.ends)
         most = self.ends[0][0] - self.passes
         if self.crowded or self.swapping or not self.jumps:
             most = 1
-        most = self.passes_with_blocks(most)
-        swapped = self.swapping
-        passes, first, by, seconds = self.run_of_passes(most, min(until, self.horizon()))
+        return self.passes_with_blocks(most)
+
+    def run_decode(self, passes: int, first: float, by: float, seconds: float) -> None:
+        """So many passes: the first takes `first`, each later one `by` more; all of them `seconds`."""
         batch, gaps = self.batch, self.journal.gaps
         totals = self.journal.totals
         totals.passes += passes
         totals.context_tokens += passes * (self.context + batch) + (
             self.growth * batch * passes * (passes - 1) / 2
         )
-        before = self.now
         for when, count in self.since:
-            gaps.add(before - when + first + swapped, count)
+            gaps.add(self.now - when + first + self.swapping, count)
         if passes > 1:
             gaps.add_series(first + by, by, passes - 1, batch)
         self.spend(seconds)
@@ -636,7 +667,7 @@ class Replica:
             if end < inf:
                 passes = min(passes, max(1, ceil((end - context) / grown)))
             if left < inf:
-                passes = min(passes, _passes_until(left - seconds, time, more, passes))
+                passes = min(passes, passes_until(left - seconds, time, more, passes))
             if not done:
                 first, by = time, more
             seconds += passes * time + more * (passes * (passes - 1) / 2)
@@ -714,7 +745,7 @@ class Replica:
         self.context += self.batch * done
 
 
-def _passes_until(left: float, time: float, more: float, most: int) -> int:
+def passes_until(left: float, time: float, more: float, most: int) -> int:
     """Passes that begin before `left` is over, the first taking `time` and each `more` than the one before."""
     if left <= 0:
         return 1
@@ -725,14 +756,14 @@ def _passes_until(left: float, time: float, more: float, most: int) -> int:
         passes = ceil(2 * left / (half + sqrt(half * half + 2 * more * left)))
     passes = min(most, max(1, passes))
     # the root is rounded; the sum decides
-    while passes > 1 and _sum(passes - 1, time, more) >= left:
+    while passes > 1 and sum_of_passes(passes - 1, time, more) >= left:
         passes -= 1
-    while passes < most and _sum(passes, time, more) < left:
+    while passes < most and sum_of_passes(passes, time, more) < left:
         passes += 1
     return passes
 
 
-def _sum(passes: int, time: float, more: float) -> float:
+def sum_of_passes(passes: int, time: float, more: float) -> float:
     return passes * time + more * (passes * (passes - 1) / 2)
 
 

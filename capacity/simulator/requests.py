@@ -147,6 +147,7 @@ class Service:
     max_model_len: int | None = None
     request_s: float = 0.0  # before a request can be scheduled [second]
     replicas: int = 1
+    ranks: int = 1  # replicas whose passes go together: data-parallel ranks whose experts are one set
     speculation: Speculation | None = None
 
     def __post_init__(self) -> None:
@@ -172,6 +173,12 @@ class Service:
             raise InputError(
                 f"max_num_batched_tokens {self.max_num_batched_tokens} is less than the {width:,} tokens of "
                 "max_num_seqs decoding sequences"
+            )
+        if self.ranks < 1 or self.replicas % self.ranks:
+            raise InputError(f"{self.replicas} replicas are no groups of {self.ranks!r} ranks each")
+        if self.ranks > 1 and self.scheduler == "static":
+            raise InputError(
+                "scheduler 'static' has no ranks that go together; mixed or prefill-first is accepted"
             )
         if not 0 <= self.watermark < 1:
             raise InputError(f"watermark {self.watermark!r} is not a share from 0 to below 1")

@@ -20,7 +20,7 @@ from capplan.capacity.step_time.chip import Chip
 from capplan.capacity.step_time.engine_steps import Engine
 from capplan.capacity.step_time.forward import Layout, Step, seen_pairs
 from capplan.capacity.step_time.operations import Number
-from capplan.capacity.step_time.passes import Pass, one_pass
+from capplan.capacity.step_time.passes import Pass, Timed, one_pass
 
 _SAMPLED = ("lm_head", "sampling", "logits")  # operations on tokens that are sampled, not on all of a pass
 _EXACT = 64  # whole numbers up to here are points of a table
@@ -83,6 +83,8 @@ class StepTable:
         ]
         fixed = [each.seconds for each in whole.fixed if each.name != "sequences"]
         self._tokens = _listed(sum(timed) + sum(fixed), len(self.token_points))
+        shared = [each.seconds for each in whole.timed if plan.dp > 1 and _is_shared(each)]
+        self._shared = _listed(sum(shared), len(self.token_points)) if shared else None
         self.sampled_points = _points(batch * (1 + self.queries))
         sampled = one_pass(plan, chip, engine, Step(prompts=np.array(self.sampled_points), chunk=1.0))
         heads = [each.seconds for each in sampled.timed if each.operation.name in _SAMPLED]
@@ -96,10 +98,19 @@ class StepTable:
             row = self._pieces[batch] = _row(self._decode[batch - 1], self.contexts, batch)
         return row[bisect_right(self.contexts, context / batch)]
 
-    def prompts(self, batch: int, context: float, prompts: int, tokens: int, pairs: float) -> float:
-        """A pass with prompts in it [second]. Prompts of one pass count as so many of their mean length."""
+    def prompts(
+        self, batch: int, context: float, prompts: int, tokens: int, pairs: float, mean: float | None = None
+    ) -> float:
+        """A pass with prompts in it [second]. Prompts of one pass count as so many of their mean length.
+
+        mean: tokens of a data-parallel rank in this pass, on average, where the ranks share their experts; None is as
+        many as on this one.
+        """
         decoding = batch * self.queries
         time = _between(self.token_points, self._tokens, decoding + tokens)
+        if mean is not None and self._shared is not None:
+            time += _between(self.token_points, self._shared, mean)
+            time -= _between(self.token_points, self._shared, decoding + tokens)
         time += _between(self.sampled_points, self._sampled, decoding + prompts)
         time += self._prompts(prompts, tokens, pairs)
         if batch:
@@ -162,6 +173,11 @@ def _place(at: float, points: int) -> tuple[int, float]:
         return points - 2, 1.0
     below = int(at)
     return below, at - below
+
+
+def _is_shared(timed: Timed) -> bool:
+    """Whether its time is by the tokens of all data-parallel ranks: experts, and the way to them and back."""
+    return timed.group == "experts" or timed.operation.name in ("dispatch", "combine")
 
 
 def _attention(one: Pass) -> Number:
