@@ -11,8 +11,8 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from capplan.probes import page_transfer, ranks
-from capplan.probes.probe import Device
-from capplan.probes.suite import kv_transfer
+from capplan.probes.probe import Device, Row, Skipped
+from capplan.probes.suite import collectives, kv_transfer, peer_copy
 
 CPU = Device("cpu", 0, "a CPU", "x86_64", sm_count=2, l2_bytes=2**20, memory_bytes=2**33)
 CASE = {"page_bytes": 2**16, "pages": 8, "way": "each"}
@@ -106,3 +106,83 @@ def test_ranks_stop_by_themselves(
     with pytest.raises(ranks.RanksError, match=message):
         ranks.run(f"transfer_faults:{function}", 2, None, CPU, seconds)
     assert time.monotonic() - begun < 45
+
+
+# ---------------------------------------------------------------- collectives
+
+COLLECTIVES = ["right", "left_out", "places_changed", "unwritten"]
+
+
+@pytest.fixture(scope="module")
+def exchanged() -> dict[str, list[Any]]:
+    """What two ranks say of every collective, right and with each fault, from one start of them."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(Path(__file__).parent))
+        told = ranks.run("transfer_faults:every_collective_fault", 2, None, CPU, 90)
+    return {name: [one[i] for one in told] for i, name in enumerate(COLLECTIVES)}
+
+
+@pytest.mark.parametrize("fault", COLLECTIVES)
+def test_a_wrong_collective_is_caught(
+    fault: str, exchanged: dict[str, list[Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(collectives, "_TOLD", {2: exchanged[fault]})
+    for case in collectives.cases("default", CPU):
+        found = collectives.check(case, CPU)
+        assert found.ok == (fault == "right"), (case, found.why)
+        assert (found.nan > 0) == (fault == "unwritten")
+
+
+def test_collectives_are_timed_by_size(
+    exchanged: dict[str, list[Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(collectives, "_TOLD", {2: exchanged["right"]})
+    case = collectives.cases("default", CPU)[0]
+    measured = collectives.measure(case, CPU)
+    assert measured.backend == "gloo-loopback"
+    assert measured.bytes == 2**22
+    assert set(measured.values) == {"time_s.4096", "time_s.262144", "time_s.4194304"}
+
+
+def test_the_start_and_the_bandwidth_of_a_collective_are_found() -> None:
+    alpha, bandwidth = 16e-6, 200e9
+    table = {f"time_s.{size}": alpha + size / bandwidth for size in (512, 2**16, 2**22, 2**29)}
+    case = {"op": "all_reduce", "ranks": 8, "dtype": "bf16"}
+    values, predicted = collectives.derive(
+        [{"id": 3, "case": case, "values": table, "work": {"bytes": 2**29}}]
+    )
+    assert values["collectives.all_reduce.8.alpha"].value == pytest.approx(alpha, rel=0.01)
+    assert values["collectives.all_reduce.8.algbw"].value == pytest.approx(bandwidth, rel=0.01)
+    assert predicted == pytest.approx([table["time_s.536870912"]])
+
+
+# ---------------------------------------------------------------- copies between GPUs
+
+
+def test_one_device_has_no_peers() -> None:
+    with pytest.raises(Skipped, match="needs 2 GPUs"):
+        peer_copy.cases("default", CPU)
+
+
+def test_the_slow_link_of_a_machine_is_found() -> None:
+    rows: list[Row] = []
+    for source, target, size, duplex in [
+        *((a, b, size, False) for a in range(4) for b in range(4) if a != b for size in (2**22, 2**28)),
+        (0, 1, 2**28, True),
+    ]:
+        rate = 200e9 if (source, target) == (2, 3) else 390e9
+        time_s = {"median": 8e-6 + size / rate, "p10": 8e-6 + size / rate, "p90": 9e-6 + size / rate, "n": 20}
+        case = {"source": source, "target": target, "bytes": size, "duplex": duplex}
+        work = {"bytes": size * (2 if duplex else 1)}
+        rows.append(
+            {"id": len(rows), "case": case, "time_s": time_s, "work": work, "values": {"peer_access": 1.0}}
+        )
+    values, predicted = peer_copy.derive(rows)
+    assert values["fabric.slowest"].value == pytest.approx(200e9, rel=0.01)
+    assert values["fabric.slow_pairs"].value == 1
+    assert values["fabric.pairs.0_1.rate"].value == pytest.approx(390e9, rel=0.01)
+    assert values["fabric.duplex.0_1.rate"].value == pytest.approx(780e9, rel=0.02)
+    assert predicted[-1] is None
+    assert peer_copy.expect(rows[0], CPU) is None
+    hidden = {**rows[0], "values": {"peer_access": 0.0}}
+    assert "can't reach each other's memory" in str(peer_copy.expect(hidden, CPU))

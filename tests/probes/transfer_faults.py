@@ -94,3 +94,37 @@ def one_hangs(rank: int, ranks: int, job: Any, device: Device) -> None:
     """Rank 1 never comes to an end."""
     if rank:
         time.sleep(600)
+
+
+def every_collective_fault(rank: int, ranks: int, job: Any, device: Device) -> list[Any]:
+    """The collectives as they should be, then each with a fault of rank 1: what exchange() says of each."""
+    from capplan.probes import collective_ops
+    from capplan.probes.suite import collectives
+
+    right = collective_ops.collective
+
+    def left_out(op: str, out: Any, given: Any) -> None:
+        """What this rank brings never counts."""
+        if rank:
+            given = given * 0
+            if op == "all_reduce":
+                out.zero_()
+        right(op, out, given)
+
+    def places_changed(op: str, out: Any, given: Any) -> None:
+        right(op, out, given)
+        if rank:
+            out.copy_(out.roll(len(out) // 2))
+
+    def unwritten(op: str, out: Any, given: Any) -> None:
+        last = out[-1:].clone().fill_(float("nan"))
+        right(op, out, given)
+        if rank:
+            out[-1:] = last
+
+    told = [collectives.exchange(rank, ranks, job, device)]
+    collective_ops.times = lambda call, size, device: [1.0]  # what is wrong is not timed
+    for fault in (left_out, places_changed, unwritten):
+        collective_ops.collective = fault
+        told.append(collectives.exchange(rank, ranks, job, device))
+    return told
