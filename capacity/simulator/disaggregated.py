@@ -16,7 +16,8 @@ from heapq import heappop, heappush
 from itertools import cycle, islice
 from math import inf, isnan, nextafter
 
-from capplan.capacity.simulator.loop import Chunk, Journal, Replica
+from capplan.capacity.simulator.journal import Journal
+from capplan.capacity.simulator.loop import Chunk, Replica
 from capplan.capacity.simulator.requests import Disaggregated, Link
 from capplan.errors import InputError
 

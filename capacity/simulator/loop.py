@@ -14,33 +14,17 @@ for batches at the level of passes, and of requests (static).
 
 from __future__ import annotations
 
-from array import array
-from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from heapq import heappop, heappush
 from itertools import islice
-from math import ceil, inf, isnan, log, nan, sqrt
+from math import ceil, inf, isnan, sqrt
 from typing import NamedTuple
 
-import numpy as np
-
-from capplan.capacity.simulator.requests import (
-    Disaggregated,
-    Gaps,
-    Outcome,
-    Service,
-    Timeline,
-    Totals,
-    Workload,
-)
-
-Progress = Callable[[int, int], None]  # requests that have left, of how many
+from capplan.capacity.simulator.journal import Journal, Progress, Samples
+from capplan.capacity.simulator.requests import Disaggregated, Outcome, Service, Workload
 
 Chunk = tuple[int, int, int]  # of a prompt: the request, tokens, and tokens computed before
-
-_REPORTED = 1024  # turns between two calls of Progress
-_SAMPLES = 4096  # points that a timeline is thinned to, at the least
 
 
 def simulate(
@@ -85,7 +69,7 @@ def simulate(
         for replica in replicas:
             replica.sample()
         blocks = service.blocks * service.replicas
-    return journal.outcome(replicas, blocks)
+    return journal.outcome([r.samples for r in replicas], max(r.now for r in replicas), blocks)
 
 
 def arrivals(workload: Workload, k: int, replicas: int) -> tuple[Iterable[int], Iterator[int]]:
@@ -95,90 +79,6 @@ def arrivals(workload: Workload, k: int, replicas: int) -> tuple[Iterable[int], 
         return own, iter(())
     share = workload.concurrency // replicas + (k < workload.concurrency % replicas)
     return list(islice(own, share)), own
-
-
-class Journal:
-    """The requests as the loop reads them, and what is written down of each."""
-
-    def __init__(self, workload: Workload, progress: Progress | None = None) -> None:
-        n = len(workload)
-        self.workload = workload
-        self.progress = progress
-        self.left = self.turns = 0
-        self.timeout = workload.timeout
-        closed = workload.concurrency is not None
-        self.arrival = array("d", bytes(8 * n) if closed else workload.arrival.tobytes())
-        self.isl = array("q", workload.isl.tobytes())
-        self.osl = array("q", workload.osl.tobytes())
-        self.first_scheduled, self.prefill_done, self.first_token, self.finished = (
-            array("d", [nan]) * n for _ in range(4)
-        )
-        self.preemptions = array("q", bytes(8 * n))
-        self.refused, self.timed_out = bytearray(n), bytearray(n)
-        self.gaps = GapCounts()
-        self.totals = Totals()
-
-    def turn(self) -> None:
-        self.turns += 1
-        if self.progress and self.turns % _REPORTED == 0:
-            self.progress(self.left, len(self.isl))
-
-    def outcome(self, replicas: list[Replica], blocks: int) -> Outcome:
-        floats = {
-            name: np.frombuffer(getattr(self, name), dtype=np.float64)
-            for name in ("arrival", "first_scheduled", "prefill_done", "first_token", "finished")
-        }
-        totals = self.totals
-        totals.seconds = max(r.now for r in replicas) - float(floats["arrival"][0])
-        totals.blocks, totals.jumps = blocks, self.turns
-        return Outcome(
-            self.workload,
-            **floats,
-            preemptions=np.frombuffer(self.preemptions, dtype=np.int64),
-            refused=np.frombuffer(self.refused, dtype=np.bool_),
-            timed_out=np.frombuffer(self.timed_out, dtype=np.bool_),
-            timeline=_merged([r.samples for r in replicas]),
-            gaps=self.gaps.shown(),
-            totals=totals,
-        )
-
-
-class GapCounts:
-    """Times between tokens, counted in bins that are 1% wide."""
-
-    LEAST, WIDTH = 1e-6, log(1.01)
-
-    def __init__(self) -> None:
-        self.edges = [self.LEAST * 1.01**k for k in range(2600)]
-        self.counts = [0] * (len(self.edges) + 1)
-
-    def add(self, gap: float, count: int) -> None:
-        self.counts[self._bin(gap)] += count
-
-    def add_series(self, first: float, by: float, passes: int, batch: int) -> None:
-        """Of so many passes, each longer than the one before by the same."""
-        low, last = self._bin(first), self._bin(first + by * (passes - 1))
-        done = 0
-        for at in range(low, last):  # passes whose gap is below the upper edge
-            below = min(passes, ceil((self.edges[at] - first) / by)) if by > 0 else passes
-            if below > done:
-                self.counts[at] += (below - done) * batch
-                done = below
-        self.counts[last] += (passes - done) * batch
-
-    def _bin(self, gap: float) -> int:
-        """Bin k lies below edge k."""
-        return bisect_left(self.edges, gap)
-
-    def shown(self) -> Gaps:
-        held = [k for k, count in enumerate(self.counts) if count] or [1]
-        low, high = max(1, held[0]), min(held[-1], len(self.edges) - 1)
-        counts = np.array(self.counts[low : high + 1], dtype=np.int64)
-        if low > held[0]:
-            counts[0] += self.counts[0]
-        if high < held[-1]:
-            counts[-1] += self.counts[-1]
-        return Gaps(np.array(self.edges[low - 1 : high + 1]), counts)
 
 
 class Decoding(NamedTuple):
@@ -200,26 +100,6 @@ class PromptWork(NamedTuple):
     prompts: int
     tokens: int
     pairs: float
-
-
-class Samples:
-    """The state at points in time, thinned as they grow."""
-
-    def __init__(self) -> None:
-        self.time, self.running = array("d"), array("q")
-        self.waiting, self.blocks = array("q"), array("q")
-        self.next, self.apart = 0.0, 0.0
-
-    def add(self, now: float, running: int, waiting: int, blocks: int) -> None:
-        self.time.append(now)
-        self.running.append(running)
-        self.waiting.append(waiting)
-        self.blocks.append(blocks)
-        if len(self.time) >= 2 * _SAMPLES:
-            self.apart = (now - self.time[0]) / _SAMPLES
-            for name in ("time", "running", "waiting", "blocks"):
-                setattr(self, name, getattr(self, name)[::2])
-        self.next = now + self.apart
 
 
 class Replica:
@@ -765,19 +645,3 @@ def passes_until(left: float, time: float, more: float, most: int) -> int:
 
 def sum_of_passes(passes: int, time: float, more: float) -> float:
     return passes * time + more * (passes * (passes - 1) / 2)
-
-
-def _merged(samples: list[Samples]) -> Timeline:
-    """The states of all replicas, added."""
-    times = [np.frombuffer(each.time) for each in samples]
-    grid = np.unique(np.concatenate(times))
-    grid = grid[:: max(1, len(grid) // _SAMPLES)]
-    sums = []
-    for name in ("running", "waiting", "blocks"):
-        total = np.zeros(len(grid), dtype=np.int64)
-        for time, each in zip(times, samples, strict=True):
-            at = np.searchsorted(time, grid, side="right") - 1
-            values = np.frombuffer(getattr(each, name), dtype=np.int64)
-            total += np.where(at >= 0, values[at], 0)
-        sums.append(total)
-    return Timeline(grid, *sums)

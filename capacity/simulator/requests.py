@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from capplan.capacity.speculation import expected_tokens
 from capplan.errors import InputError
 
 Floats = NDArray[np.float64]
@@ -116,9 +117,8 @@ class Speculation:
 
     @property
     def per_pass(self) -> float:
-        """Tokens that a sequence gets in a pass, on average. Source: Leviathan et al. 2023, equation 1."""
-        a, k = self.acceptance, self.tokens
-        return float(k + 1) if a >= 1 else (1 - a ** (k + 1)) / (1 - a)
+        """Tokens that a sequence gets in a pass, on average."""
+        return float(expected_tokens(self.acceptance, self.tokens))
 
 
 SCHEDULERS = ("mixed", "prefill-first", "static")
@@ -201,7 +201,7 @@ class Disaggregated:
 
     layers: the cache goes over layer by layer, while later layers are computed; 1 sends it whole at the end.
     first_token_at: `prefill` counts the first token where it is sampled (DistServe), `decode` where the decode replica
-    gives it out again (vLLM's connectors).
+    gives it out again (vLLM's connectors). Clients' patience ends with the prefill; ranks of a pool run each by itself.
     """
 
     prefill: Service
