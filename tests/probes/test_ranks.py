@@ -29,13 +29,28 @@ NAMES = [
 ]
 
 
+COLLECTIVES = ["right", "left_out", "places_changed", "unwritten"]
+
+
 @pytest.fixture(scope="module")
-def faults() -> dict[str, tuple[Any, Any]]:
-    """What sender and receiver say of each fault, from one start of two ranks."""
+def told() -> list[dict[str, list[Any]]]:
+    """What two ranks say of everything, right and with each fault, from one start of them."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(Path(__file__).parent))
-        told = ranks.run("transfer_faults:every_fault", 2, [CASE], CPU, 60)
-    return dict(zip(NAMES, zip(*told, strict=True), strict=True))
+        return ranks.run("transfer_faults:every_one", 2, [CASE], CPU, 90)
+
+
+@pytest.fixture(scope="module")
+def faults(told: list[dict[str, list[Any]]]) -> dict[str, tuple[Any, Any]]:
+    """Of transfers: sender and receiver, by fault."""
+    sender, receiver = (one["transfers"] for one in told)
+    return dict(zip(NAMES, zip(sender, receiver, strict=True), strict=True))
+
+
+@pytest.fixture(scope="module")
+def exchanged(told: list[dict[str, list[Any]]]) -> dict[str, list[Any]]:
+    """Of collectives: the ranks, by fault."""
+    return {name: [one["collectives"][i] for one in told] for i, name in enumerate(COLLECTIVES)}
 
 
 @pytest.mark.parametrize("fault", NAMES)
@@ -109,17 +124,6 @@ def test_ranks_stop_by_themselves(
 
 
 # ---------------------------------------------------------------- collectives
-
-COLLECTIVES = ["right", "left_out", "places_changed", "unwritten"]
-
-
-@pytest.fixture(scope="module")
-def exchanged() -> dict[str, list[Any]]:
-    """What two ranks say of every collective, right and with each fault, from one start of them."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", str(Path(__file__).parent))
-        told = ranks.run("transfer_faults:every_collective_fault", 2, None, CPU, 90)
-    return {name: [one[i] for one in told] for i, name in enumerate(COLLECTIVES)}
 
 
 @pytest.mark.parametrize("fault", COLLECTIVES)

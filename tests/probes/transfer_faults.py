@@ -128,3 +128,9 @@ def every_collective_fault(rank: int, ranks: int, job: Any, device: Device) -> l
         collective_ops.collective = fault
         told.append(collectives.exchange(rank, ranks, job, device))
     return told
+
+
+def every_one(rank: int, ranks: int, job: list[Any], device: Device) -> dict[str, list[Any]]:
+    """Both, in one start of the ranks."""
+    transfers = every_fault(rank, ranks, job, device)
+    return {"transfers": transfers, "collectives": every_collective_fault(rank, ranks, None, device)}
