@@ -60,7 +60,7 @@ ENVELOPES: dict[str, tuple[tuple[str, ...], str, set[str]]] = {
             *DEPLOYED,
             *("isl", "osl", "cv", "requests", "seed", "rate_per_s", "concurrency", "timeout_s", "scheduler"),
             *("chunked", "preemption", "watermark", "speculated", "acceptance", "draft_cost", "instances"),
-            *("pools", "warm_up"),
+            *("pools", "link", "warm_up"),
         },
     ),
     "gpus": (("gpus",), "gpus", {"containing", "dtype", "min_memory_bytes", "sort"}),

@@ -106,6 +106,15 @@ def test_pools_keep_prompts_from_decoding() -> None:
     assert any("nvlink" in text for text in apart.assumptions)
 
 
+def test_a_slower_link_costs_what_it_is_slower(run: Run) -> None:
+    """2,000 tokens of Llama 3.1 8B are 262 MB: 0.26 s of a link of 1 GB/s, next to nothing of NVLink."""
+    line = ("--concurrency", "1", "--requests", "10", "--isl", "2000", "--osl", "100", "--pools", "1:1")
+    near, far = (latency(result(run, *line, "--link", link), "tpot")["mean_s"] for link in ("gpu", "1GB/s"))
+    # layer by layer: a part is behind the prefill
+    assert 99 * (far - near) == pytest.approx(0.262, rel=0.4)
+    assert far > near + 0.001
+
+
 def test_speculation_helps_a_few_and_not_the_many() -> None:
     """The gain falls under one once a pass has more tokens than the ridge."""
 
@@ -186,6 +195,9 @@ def test_a_trace_runs_at_its_own_rate(run: Run, tmp_path: Path) -> None:
         (("--rate", "1", "--pools", "two"), "--pools 'two' is not two numbers of instances"),
         (("--rate", "1", "--pools", "1:0"), "pools (1, 0) are not two numbers of instances"),
         (("--rate", "1", "--pools", "1:1", "--instances", "2"), "2 instances and pools exclude each other"),
+        (("--rate", "1", "--link", "pcie"), "link 'pcie' is of the cache between pools"),
+        (("--rate", "1", "--pools", "1:1", "--link", "nic"), "unknown link 'nic'"),
+        (("--rate", "1", "--pools", "1:1", "--link", "5GB"), "--link"),
         (("--rate", "1", "--instances", "0"), "instances 0 is not a whole number"),
         (("--rate", "1", "--requests", "0"), "requests 0 is not a whole number"),
         (("--rate", "1", "--trace-lengths", "none.csv"), "none.csv"),

@@ -15,13 +15,14 @@ from capplan.capacity.questions import asked, pass_parts, services
 from capplan.capacity.questions.deployed import Deployed
 from capplan.capacity.questions.perf import LENGTH, given, lengths, measured, placed
 from capplan.capacity.simulator import loop, metrics
-from capplan.capacity.simulator.requests import Disaggregated, Outcome, Service, Speculation, Workload
+from capplan.capacity.simulator.requests import Disaggregated, Link, Outcome, Service, Speculation, Workload
 from capplan.capacity.simulator.step_table import StepTable
 from capplan.capacity.simulator.workloads import Mix, fixed, gamma
+from capplan.capacity.speculation import expected_tokens
 from capplan.capacity.step_time.calibration import Calibration
 from capplan.capacity.step_time.forward import Step, sequence_bytes
 from capplan.capacity.step_time.passes import floor, held_bytes, one_pass, pass_time
-from capplan.errors import InputError
+from capplan.errors import InputError, UnknownNameError
 from capplan.models.resolve import with_tower
 from capplan.models.spec import Model
 from capplan.units import counted, seconds, tokens
@@ -196,6 +197,7 @@ def simulate(
     draft_cost: float = 0.0,
     instances: int = 1,
     pools: tuple[int, int] | None = None,
+    link: str | float | None = None,
     warm_up: float = 0.0,
     tp: int | None = None,
     calibration: Calibration | None = None,
@@ -210,7 +212,9 @@ def simulate(
     timeout: seconds that a client waits for its first token.
     scheduler: mixed, prefill-first or static; None is as the engine does. chunked: whether prompts are divided.
     speculation: tokens drafted a pass, and how often they hold; draft_cost: time of a draft's pass over the target's.
-    instances: of the deployment, which take requests in turn; pools: prefill and decode instances instead.
+    instances: of the deployment, which take requests in turn; pools: prefill and decode instances instead,
+    with the cache over link: gpu, pcie or network of the GPU's record, or a bandwidth [byte/second] of an instance;
+    None is the GPUs' own within a node, else the network.
     warm_up: share of the requests, the first, that latencies leave out. progress: called with requests done, of all.
 
     Raises UnknownNameError, DataFileError, InputError.
@@ -251,6 +255,7 @@ def simulate(
         "draft_cost": draft_cost if speculation else None,
         "instances": None if pools else instances,
         "pools": list(pools) if pools else None,
+        "link": link,
         "warm_up": warm_up,
     }
     if why_not is not None:
@@ -266,10 +271,18 @@ def simulate(
     service: Service | Disaggregated
     if isinstance(instances, bool) or not isinstance(instances, int) or instances < 1:
         raise InputError(f"instances {instances!r} is not a whole number, 1 or more")
+    if pools is None and link is not None:
+        raise InputError(f"link {link!r} is of the cache between pools; give pools with it, such as 1:1")
     if pools is None:
         service = replace(services.colocated(found, longest, chunked=chunked, replicas=instances), **own)
         if speculation is not None:
             service = _speculating(found, service, speculation, draft_cost, longest)
+            work(
+                expected_tokens,
+                "a sequence in a pass",
+                acceptance=speculation.acceptance,
+                speculated=speculation.tokens,
+            )
             work.assume(
                 f"a drafted token is taken with {speculation.acceptance:.0%} where those before it were, alike for all "
                 "requests and positions; an ITL is then between two passes, not two tokens"
@@ -285,6 +298,8 @@ def simulate(
             found, longest, *_pool_sizes(pools), typical=round(workload.isl.mean()), first_token_at="prefill"
         )
         service = replace(both, prefill=replace(both.prefill, **own), decode=replace(both.decode, **own))
+        if link is not None:
+            service = replace(service, link=_link(found, link))
         count = service.prefill.replicas + service.decode.replicas
         gpus, block = found.gpus * sum(pools), service.decode.block_size
         blocks = both.prefill.blocks * both.prefill.replicas + both.decode.blocks * both.decode.replicas
@@ -390,6 +405,31 @@ def _pool_sizes(sizes: tuple[int, int]) -> tuple[int, int]:
     if len(sizes) != 2 or any(isinstance(n, bool) or not isinstance(n, int) or n < 1 for n in sizes):
         raise InputError(f"pools {sizes!r} are not two numbers of instances, 1 or more, prefill first")
     return sizes
+
+
+LINKS = ("gpu", "pcie", "network")
+
+
+def _link(found: Deployed, link: str | float) -> Link:
+    """The link of an instance that was named, or one of so many bytes a second."""
+    gpu, ranks = found.gpu, found.plan.tp
+    if not isinstance(link, str):
+        if not 0 < link < inf:
+            raise InputError(f"link {link!r} is not a bandwidth in bytes a second above 0")
+        return Link(f"{link / 1e9:,.4g} GB/s", float(link), latency=1e-5)
+    on_record = {
+        "gpu": gpu.link.unidirectional if gpu.link else None,
+        "pcie": gpu.pcie_per_direction,
+        "network": gpu.nic_per_gpu,
+    }
+    if link not in on_record:
+        raise UnknownNameError("link", link, LINKS, "gpu, pcie, network or a bandwidth such as 50GB/s")
+    each = on_record[link]
+    if each is None:
+        raise InputError(
+            f"nothing is on record of the {link} link of {gpu.id!r}; a bandwidth such as 50GB/s is accepted"
+        )
+    return Link(f"{link} {each / 1e9:,.4g} GB/s a GPU", each * ranks, latency=1e-5)
 
 
 def _swap_time(found: Deployed) -> float:

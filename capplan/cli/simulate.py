@@ -81,6 +81,10 @@ def command(
         str | None,
         _option("--pools", "P:D", "Prefill and decode instances, such as 2:1, instead of --instances."),
     ] = None,
+    link: Annotated[
+        str | None,
+        _option("--link", "LINK", "Between pools: gpu, pcie, network, or a bandwidth such as 50GB/s."),
+    ] = None,
     instances: Annotated[
         int, typer.Option("--instances", metavar="COUNT", help="Deployments that take requests in turn.")
     ] = 1,
@@ -154,6 +158,7 @@ def command(
             draft_cost=opt.share("--draft-cost", draft_cost),
             instances=instances,
             pools=_pools(pools),
+            link=_link(link),
             tp=tp,
             calibration=deploying.calibration(calibration),
             progress=progress,
@@ -215,6 +220,16 @@ def _pools(text: str | None) -> tuple[int, int] | None:
     if not (colon and prefill.strip().isdecimal() and decode.strip().isdecimal()):
         raise InputError(f"--pools {text!r} is not two numbers of instances; such as 2:1 is accepted")
     return int(prefill), int(decode)
+
+
+def _link(text: str | None) -> str | float | None:
+    """The name of a link, or its bandwidth."""
+    from capplan import units
+
+    if text is None or not any(letter.isdecimal() for letter in text):
+        return text
+    with opt.naming("--link"):
+        return units.parse(text, "byte/second")
 
 
 def _write(path: str, outcome: Outcome) -> None:
