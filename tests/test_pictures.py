@@ -35,6 +35,7 @@ PICTURES = {
     "whiteboard": ("whiteboard", "70b-class", "--gpu", "h200", "--weights", "fp8", "--context", "4k,8k,16k"),
     "perf": ("perf", "llama-3.1-8b", "--gpu", "h100", "--concurrency", "1..64"),
     "compare": ("compare", "llama-3.1-8b", "--gpus", "h100,l40s"),
+    "simulate": ("simulate", "llama-3.1-8b", "--gpu", "h100", "--rate", "4", "--requests", "100"),
 }
 each_picture = pytest.mark.parametrize("args", PICTURES.values(), ids=PICTURES)
 

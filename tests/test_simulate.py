@@ -233,3 +233,28 @@ def test_the_picture_of_a_terminal() -> None:
     drawn = picture(found, 80)
     assert {line.split()[0] for line in drawn.splitlines() if line.strip()} >= {"running", "waiting", "KV"}
     assert all(len(line) <= 100 for line in drawn.splitlines())
+
+
+def test_progress_is_for_a_terminal_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the time that is left, after a second; wiped off at the end."""
+    from capplan.cli import progress
+
+    with progress.bar("requests") as none:
+        assert none is None
+    told = io.StringIO()
+    monkeypatch.setattr(told, "isatty", lambda: True, raising=False)
+    monkeypatch.setattr("sys.stderr", told)
+    monkeypatch.setenv("TERM", "xterm")
+    now = iter([100.0, 100.5, 102.0, 102.1, 104.0])
+    monkeypatch.setattr("time.monotonic", lambda: next(now))
+    with progress.bar("requests") as tell:
+        assert tell is not None
+        tell(5, 100)  # too early
+        assert told.getvalue() == ""
+        tell(25, 100)  # two seconds for a quarter
+        assert "25 of 100 requests, 6 s left" in told.getvalue()
+        tell(26, 100)  # too soon after
+        assert "26" not in told.getvalue()
+        tell(80, 100)
+        assert "80 of 100 requests, 1 s left" in told.getvalue()
+    assert told.getvalue().endswith("\r\033[K")

@@ -484,16 +484,18 @@ def _utilisation(found: Deployed, outcome: Outcome, replicas: int) -> dict[str, 
 
 
 def _timeline(outcome: Outcome) -> list[dict[str, Any]]:
+    """The state at points evenly apart."""
     line = outcome.timeline
-    some = np.unique(np.linspace(0, len(line.time) - 1, _POINTS).astype(int))
+    times = np.linspace(line.time[0], line.time[-1], _POINTS)
+    at = np.searchsorted(line.time, times, side="right") - 1
     return [
         {
-            "time_s": float(line.time[k]),
+            "time_s": float(time),
             "running": int(line.running[k]),
             "waiting": int(line.waiting[k]),
             "kv_blocks": int(line.blocks[k]),
         }
-        for k in some
+        for time, k in zip(times, at, strict=True)
     ]
 
 

@@ -156,6 +156,9 @@ class Decode(Replica):
         self.on_their_way: list[tuple[float, int, int]] = []  # heap: when the cache is here, and its blocks
         self.fresh: list[int] = []  # have no token yet
 
+    def queued(self) -> int:
+        return super().queued() + len(self.accepted) + len(self.on_their_way)
+
     def load(self) -> int:
         return len(self.handed) + len(self.accepted) + len(self.on_their_way) + len(self.running)
 

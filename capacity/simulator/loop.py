@@ -188,8 +188,10 @@ class Replica:
             self.now = soonest
 
     def sample(self) -> None:
-        waiting = len(self.waiting) + len(self.preempted)
-        self.samples.add(self.now, len(self.running), waiting, self.service.blocks - self.free)
+        self.samples.add(self.now, len(self.running), self.queued(), self.service.blocks - self.free)
+
+    def queued(self) -> int:
+        return len(self.waiting) + len(self.preempted)
 
     def due_at(self) -> float:
         """When the next request is before the scheduler."""

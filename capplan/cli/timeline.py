@@ -31,7 +31,7 @@ def draw(answer: Simulate) -> Figure:
         ylabel="requests", title=f"{inputs['model']} on {answer.gpus} x {inputs['gpu']}, {load(answer)}"
     )
     above.title.set_fontsize(10)
-    above.legend(frameon=False, fontsize=9)
+    above.legend(frameon=False, fontsize=9, loc="upper left", bbox_to_anchor=(1, 1))
     below.set(xlabel="seconds", ylabel="KV cache used, %", ylim=(0, 105))
     for axes in (above, below):
         axes.set_ylim(bottom=0)
