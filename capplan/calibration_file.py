@@ -86,9 +86,8 @@ def write_document(path: str | PathLike[str], document: Mapping[str, Any]) -> No
     Raises InputError for a place that can't be written to.
     """
     target, name = Path(path), repr(str(path))
+    check_place(path)
     try:
-        if target.exists() and not _is_calibration(target):
-            raise InputError(f"{name} is there and is no calibration; name another file with --out")
         unfinished = target.with_name(f".capplan-{os.getpid()}.json")
         try:
             with unfinished.open("w", encoding="utf-8") as file:
@@ -99,15 +98,27 @@ def write_document(path: str | PathLike[str], document: Mapping[str, Any]) -> No
         finally:
             unfinished.unlink(missing_ok=True)
     except (OSError, ValueError) as error:
+        raise InputError(f"can't write {name}: {_why(error)}") from error
+
+
+def check_place(path: str | PathLike[str]) -> None:
+    """Raises InputError where a calibration can't be written to: told before minutes are spent on measuring one."""
+    target, name = Path(path), repr(str(path))
+    try:
+        if target.exists():
+            with target.open("rb") as file:
+                if b'"capplan.calibration/' not in file.read(200):
+                    raise InputError(f"{name} is there and is no calibration; name another file with --out")
+        elif not target.parent.is_dir():
+            raise InputError(f"can't write {name}: no such file or directory")
+    except (OSError, ValueError) as error:
         if isinstance(error, InputError):
             raise
-        told = (getattr(error, "strerror", None) or str(error)).lower()
-        raise InputError(f"can't write {name}: {told}") from error
+        raise InputError(f"can't write {name}: {_why(error)}") from error
 
 
-def _is_calibration(path: Path) -> bool:
-    with path.open("rb") as file:
-        return b'"capplan.calibration/' in file.read(200)
+def _why(error: Exception) -> str:
+    return str(getattr(error, "strerror", None) or error).lower()
 
 
 def _told(error: Exception) -> str:

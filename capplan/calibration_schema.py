@@ -107,7 +107,7 @@ def schema() -> dict[str, Any]:
             "mem_total_bytes": {"type": "integer"},
             "ecc": {"type": ["boolean", "null"]},
             "mig": {"type": ["object", "null"]},
-            **{name: _NUMBER for name in ("max_sm_mhz", "max_mem_mhz", "power_limit_w", "power_default_w")},
+            **dict.fromkeys(("max_sm_mhz", "max_mem_mhz", "power_limit_w", "power_default_w"), _NUMBER),
             "pcie": {"type": ["object", "null"]},
             "fp8_flavour": {"enum": ["fn", "fnuz", None]},
         }

@@ -36,6 +36,13 @@ def fp8(name: str) -> torch.dtype:  # type: ignore[name-defined]  # noqa: F821
     return found
 
 
+def narrow(x: Tensor, dtype: str, flavour: str) -> Tensor:
+    """A matrix in a dtype of numerics; FP8 as a whole tensor, without its scale. flavour: fn or fnuz."""
+    from capplan.probes.numerics import torch_dtype
+
+    return quantised(x, "tensor", f"e4m3{flavour}").data if dtype == "fp8" else x.to(torch_dtype(dtype))
+
+
 def quantised(x: Tensor, recipe: str, kind: str = "e4m3fn", *, weight: bool = False) -> Quantised:
     """A matrix in a recipe's format. weight: it is the right one, whose blocks are 128 by 128.
 

@@ -22,7 +22,7 @@ from threading import Thread
 from typing import Any, NamedTuple
 
 from capplan import __version__
-from capplan.calibration_file import SCHEMA, read_document, sealed, write_document
+from capplan.calibration_file import SCHEMA, check_place, read_document, sealed, write_document
 from capplan.errors import CapplanError, InputError, MissingPackageError, UnknownNameError
 from capplan.probes.probe import PROFILES, Case, Row, names, probe, probes
 from capplan.probes.timing import METHOD
@@ -68,6 +68,7 @@ def run(
         probe(name)  # raises for an unknown one
     if find_spec("torch") is None:
         raise MissingPackageError("the probes need torch: pip install 'capplan[probes]'")
+    check_place(out)
     chosen = [one.NAME for one in probes() if not only or one.NAME in only]
     began, created = time.monotonic(), datetime.now(UTC).isoformat(timespec="seconds")
     load = _load()
@@ -256,6 +257,10 @@ def _worker(job: dict[str, Any]) -> Iterator[tuple[Queue[str | None], Any, Calla
         process.wait()
         for reader in readers:
             reader.join(timeout=5)
+        for pipe in (process.stdin, process.stdout, process.stderr):
+            if pipe is not None:
+                with suppress(BrokenPipeError):
+                    pipe.close()
 
 
 def _line(lines: Queue[str | None], until: float) -> dict[str, Any] | None:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from capplan.probes import fit
 from capplan.probes.cuda_rules import supported
-from capplan.probes.formats import quantised
-from capplan.probes.numerics import against, bound, fresh, normal, poisoned, torch_dtype
+from capplan.probes.formats import narrow
+from capplan.probes.numerics import against, bound, fresh, normal, poisoned
 from capplan.probes.probe import Case, Derived, Device, Measured, Numerics, Row, Value
 from capplan.probes.timing import copies, timed
 
@@ -54,7 +54,6 @@ _BATCHES = {
 _BATCHES["full"] = _BATCHES["default"]
 _OF_CPU = (1, 2, 4, 8, 16, 32, 64)
 _WIDTHS = {"bf16": 2.0, "fp8": 1.0, "fp32": 4.0}
-_TWICE, _NEARLY = 2.0, 0.9
 
 
 def stream(x: Tensor, weights: Tensor, out: Tensor) -> Tensor:
@@ -79,17 +78,11 @@ def cases(profile: str, device: Device) -> list[Case]:
     ]
 
 
-def _narrow(x: Tensor, dtype: str, device: Device) -> Tensor:
-    """As the kernel takes it; FP8 by a plain, clamped cast of normal data, with a scale of one."""
-    if dtype != "fp8":
-        return x.to(torch_dtype(dtype))
-    return quantised(x, "tensor", f"e4m3{device.fp8_flavour}").data
-
-
 def check(case: Case, device: Device) -> Numerics:
     m, n, k, dtype = case["m"], case["n"], case["k"], case["dtype"]
     x, weights = (
-        _narrow(normal(s, "fp32", device, i), dtype, device) for i, s in enumerate(((m, k), (n, k)))
+        narrow(normal(s, "fp32", device, i), dtype, device.fp8_flavour)
+        for i, s in enumerate(((m, k), (n, k)))
     )
     out = "bf16" if dtype == "fp8" else dtype
     got = stream(x, weights, poisoned((m, n), out, device))
@@ -107,8 +100,8 @@ def measure(case: Case, device: Device) -> Measured:
     calls = [
         partial(
             stream,
-            _narrow(fresh((m, k), "fp32", device), dtype, device),
-            _narrow(fresh((n, k), "fp32", device), dtype, device),
+            narrow(fresh((m, k), "fp32", device), dtype, device.fp8_flavour),
+            narrow(fresh((n, k), "fp32", device), dtype, device.fp8_flavour),
             poisoned((m, n), out, device),
         )
         for _ in range(copies(size, device))
@@ -149,9 +142,9 @@ def _knee(dtype: str, rows: list[Row], predicted: dict[int, float]) -> dict[str,
         f"{path}.t0": fit.value([found.start], "s", rows),
     }
     batches = [row["case"]["m"] for row in rows]
-    if (twice := fit.crossing(batches, times, _TWICE * times[0])) is not None:
+    if (twice := fit.crossing(batches, times, 2.0 * times[0])) is not None:
         values[f"{path}.batch_t2x"] = fit.value([twice], "1", rows)
     rates = [row["achieved"]["flops_ps"] for row in rows]
-    if (nearly := fit.crossing(batches, rates, _NEARLY * most)) is not None:
+    if (nearly := fit.crossing(batches, rates, 0.9 * most)) is not None:
         values[f"{path}.batch_90pct"] = fit.value([nearly], "1", rows)
     return values
