@@ -98,14 +98,17 @@ def _descend(off: Callable[[Sequence[float]], float], at: list[float]) -> list[f
 
 
 def value(found: Sequence[float], unit: str, rows: Sequence[Row], at: float | None = None) -> Value:
-    """The median of what rows say, or `at`, with the range that eight of ten lie in."""
+    """The median of what rows say, or `at`, with the range that eight of ten lie in: of the rows, and of the samples of
+    a usual row."""
     middle = median(found) if at is None else at
-    lo, hi = (
-        (quantiles(found, n=10, method="inclusive")[i] for i in (0, 8))
-        if len(found) > 3
-        else (min(found), max(found))
+    tenths = quantiles(found, n=10, method="inclusive") if len(found) > 3 else [min(found), max(found)]
+    times = [row["time_s"] for row in rows if row.get("time_s")]
+    less, more = (
+        median([abs(time[key] / time["median"] - 1.0) for time in times if time["median"]] or [0.0])
+        for key in ("p10", "p90")
     )
-    return Value(middle, unit, min(lo, middle), max(hi, middle), len(found), [row["id"] for row in rows])
+    lo, hi = min(tenths[0], middle * (1.0 - less)), max(tenths[-1], middle * (1.0 + more))
+    return Value(middle, unit, lo, hi, len(found), [row["id"] for row in rows])
 
 
 def of_row(row: Row, amount: float, unit: str) -> Value:

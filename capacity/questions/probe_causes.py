@@ -19,7 +19,7 @@ _GROUPS = {
     "products": ("gemm.", "attn_prefill."),
     "memory": ("hbm.", "knee.", "attn_decode."),
     "link": ("host_link.",),
-    "launch": ("overhead.",),
+    "launch": ("overhead.launch", "overhead.graph_node", "overhead.cpu_op"),
     "disk": ("storage.",),
     "fabric": ("fabric.", "collectives."),
 }

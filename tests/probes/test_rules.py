@@ -231,7 +231,8 @@ def test_a_range_never_leaves_what_was_seen() -> None:
     assert fit.value([1.0, 2.0, 3.0, 100.0], "1", [{"id": 0}]).lo >= 1.0
     told = stat([1e-6, 2e-6, 3e-6])
     assert told is not None
-    assert (told["p10"], told["median"]) == (pytest.approx(1.2e-6, rel=0.3), 2e-6)
+    assert told["p10"] == pytest.approx(1.2e-6)
+    assert told["median"] == 2e-6
     assert told["min"] <= told["p10"] <= told["p90"] <= 3e-6
     assert stat([]) is None
 

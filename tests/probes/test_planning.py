@@ -1,0 +1,382 @@
+"""The loop closes: what was planted in a calibration is found, planned with, reported, compared and explained."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from capplan.calibration_file import read_document, sealed, write_document
+from capplan.capacity.questions.decode import decode
+from capplan.capacity.questions.perf import perf
+from capplan.capacity.questions.probe_compare import probe_compare
+from capplan.capacity.questions.probe_report import probe_report
+from capplan.capacity.questions.probe_validate import probe_validate
+from capplan.capacity.step_time.calibration import Calibration, read_calibration
+from capplan.capacity.step_time.chip import chip_of
+from capplan.capacity.step_time.kernel_time import seconds
+from capplan.capacity.step_time.measured_kernels import kernel_constants, with_kernels
+from capplan.capacity.step_time.operations import gemm
+from capplan.errors import InputError
+from capplan.hardware.registry import gpu
+
+Run = Callable[..., tuple[int, str, str]]
+Made = Callable[..., dict[str, Any]]
+MADE = Path(__file__).parent / "made.json"
+
+
+@pytest.fixture
+def file(tmp_path: Path, document: Made) -> Callable[..., Path]:
+    """Writes the calibration of a device that is made up."""
+
+    def made(name: str = "h200-sxm", **planted: Any) -> Path:
+        path = tmp_path / f"{len(list(tmp_path.iterdir()))}.json"
+        write_document(path, document(name, **planted))
+        return path
+
+    return made
+
+
+def constants(path: Path, card: str = "h200-sxm") -> dict[str, float]:
+    return {each.name: each.value for each in kernel_constants(read_calibration(path), chip_of(gpu(card)))}
+
+
+# --- planning -------------------------------------------------------------------------------------------------
+
+
+def test_planted_shares_are_planned_with(file: Callable[..., Path]) -> None:
+    found = constants(file(products=0.70, memory=0.85, node=2e-6))
+    assert found["gemm.bf16"] == pytest.approx(0.70, rel=0.02)
+    assert found["gemm.fp8"] == pytest.approx(0.70, rel=0.02)
+    assert found["memory"] == pytest.approx(0.85, rel=0.03)
+    assert found["pass_us"] == pytest.approx(2.0, rel=0.02)
+    assert found["start_us"] == pytest.approx(4.0, rel=0.1)
+
+
+@pytest.mark.parametrize(("m", "off"), [(1, 0.06), (64, 0.06), (4096, 0.05)])
+def test_a_product_takes_what_it_was_measured_to_take(m: int, off: float, file: Callable[..., Path]) -> None:
+    path = file(products=0.6, memory=0.8)
+    chip = chip_of(gpu("h200-sxm"))
+    measured = with_kernels(chip, kernel_constants(read_calibration(path), chip))
+    rows = read_document(path)["results"]
+    (row,) = (
+        r
+        for r in rows
+        if r["probe"] == "gemm" and (r["case"]["m"], r["case"]["n"], r["case"]["k"]) == (m, 28672, 8192)
+    )
+    told = float(seconds(gemm("x", float(m), 28672.0, 8192.0, "bf16"), measured))
+    assert told == pytest.approx(row["time_s"]["median"], rel=off)
+
+
+def test_a_card_whose_units_are_capped_gets_its_share_back(file: Callable[..., Path]) -> None:
+    """A share of kernels.toml is of units at their full rate: what an H20 reaches has to come out as it was measured."""
+    chip = chip_of(gpu("h20-96gb"))
+    assert chip.allowed < 0.5
+    path = file("h20-96gb", products=0.9)
+    measured = with_kernels(chip, kernel_constants(read_calibration(path), chip))
+    flops = 2.0 * 8192 * 28672 * 8192
+    time = float(seconds(gemm("x", 8192.0, 28672.0, 8192.0, "bf16"), measured))
+    assert flops / time == pytest.approx(0.9 * chip.peaks["bf16"], rel=0.03)
+
+
+def test_slower_memory_gives_slower_tokens(file: Callable[..., Path]) -> None:
+    fast, slow = (
+        decode("llama-3.3-70b", "h200", batches=1, tp=2, calibration=read_calibration(file(memory=share)))
+        for share in (0.9, 0.6)
+    )
+    assert slow.at[0]["time_s"] > 1.2 * fast.at[0]["time_s"]
+    assert fast.inputs["tier"] == "measured"
+    assert any("memory" in text and "are from" in text for text in fast.assumptions)
+
+
+def test_what_came_from_the_file_is_shown(run: Run) -> None:
+    line = ("perf", "llama-3.1-8b", "--gpu", "h200", "--concurrency", "8", "--calibration", str(MADE))
+    code, out, _ = run(*line, "--json")
+    document = json.loads(out)
+    assert code == 0
+    assert (document["inputs"]["tier"], document["inputs"]["calibration"]) == ("measured", "made.json")
+    own = {row["name"]: row for row in document["result"]["engine_constants"] if row["from"] == "made.json"}
+    assert set(own) == {
+        f"kernels.{name}" for name in ("gemm.bf16", "gemm.fp8", "memory", "pass_us", "start_us")
+    }
+    assert own["kernels.pass_us"]["unit"] == "s"
+    assert own["kernels.pass_us"]["value"] == pytest.approx(1.5e-6, rel=0.02)
+    _, out, _ = run(*line)
+    assert "Measured, from made.json" in out
+    code, out, _ = run(
+        "decode", "llama-3.1-8b", "--gpu", "h200", "--batch", "8", "--calibration", str(MADE), "--explain"
+    )
+    assert code == 0
+    assert "calibration, knee.bf16.bandwidth" in out
+
+
+@pytest.mark.parametrize(
+    ("command", "rest"),
+    [
+        ("perf", ("--concurrency", "4")),
+        ("decode", ("--batch", "4")),
+        ("prefill", ("--context", "2000")),
+        ("ops", ("--batch", "4")),
+        ("compare", ("--concurrency", "4")),
+    ],
+)
+def test_every_command_about_time_takes_it(command: str, rest: tuple[str, ...], run: Run) -> None:
+    where = ("--gpus", "h200,h100") if command == "compare" else ("--gpu", "h200")
+    code, out, err = run(command, "llama-3.1-8b", *where, *rest, "--calibration", str(MADE), "--json")
+    assert (code, err) == (0, "")
+    assert json.loads(out)["inputs"]["tier"] == "measured"
+
+
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "another gpu": ({"sku_guess": "h100-sxm"}, "is of 'h100-sxm', not of 'h200-sxm'"),
+    "no gpu of the registry": ({"sku_guess": None}, "which the registry does not have, not of 'h200-sxm'"),
+    "a part of it": ({"mig": {"enabled": True, "profile": None}}, "is of a part of a 'h200-sxm' \\(MIG\\)"),
+    "fewer processors": ({"sm_count": 114}, "is of 114 processors; 'h200-sxm' has 132"),
+    "less memory": ({"mem_total_bytes": 80 * 2**30}, "is of 80.0 GiB; 'h200-sxm' shows a process 139.8 GiB"),
+    "a cpu": ({"kind": "cpu"}, "measured on a CPU"),
+}
+
+
+@pytest.mark.parametrize(("facts", "message"), REFUSED.values(), ids=REFUSED)
+def test_a_calibration_of_another_device_is_refused(
+    facts: dict[str, Any], message: str, file: Callable[..., Path]
+) -> None:
+    with pytest.raises(InputError, match=message):
+        perf("llama-3.1-8b", "h200", concurrency=[1], calibration=read_calibration(file(**facts)))
+
+
+def test_one_without_a_constant_of_a_plan_is_refused(file: Callable[..., Path]) -> None:
+    path = file(change=lambda made: made.update(derived={"storage": made["derived"]["hbm"]}))
+    with pytest.raises(InputError, match="has no constant that a plan needs"):
+        perf("llama-3.1-8b", "h200", concurrency=[1], calibration=read_calibration(path))
+
+
+def with_kernel(made: dict[str, Any], kernel: str, rate: float) -> None:
+    leaf = {**made["derived"]["hbm"]["read_bps"], "value": rate, "lo": 0.98 * rate, "hi": 1.02 * rate}
+    made["derived"]["attn_decode"] = {kernel: {"bf16": {"rate": leaf}}}
+
+
+@pytest.mark.parametrize(
+    ("kernel", "share", "taken"),
+    [("flash_attn_3", 0.5, True), ("triton", 0.5, False), ("triton", 0.99, True)],
+    ids=["an engine's, slow", "our own, slow", "our own, faster than shipped"],
+)
+def test_a_slow_kernel_of_our_own_says_nothing_of_an_engines(
+    kernel: str, share: float, taken: bool, file: Callable[..., Path]
+) -> None:
+    bandwidth = gpu("h200").memory_bandwidth or 0.0
+    path = file(change=lambda made: with_kernel(made, kernel, share * bandwidth))
+    found = constants(path)
+    assert ("decode.bf16" in found) is taken
+    if taken:
+        assert found["decode.bf16"] == pytest.approx(share)
+
+
+# --- report and validate --------------------------------------------------------------------------------------
+
+
+def test_report_says_what_a_difference_changes(file: Callable[..., Path]) -> None:
+    found = probe_report(file(products=0.5))
+    (fp8,) = (each for each in found.kernels if each["name"] == "gemm.fp8")
+    assert fp8["apart"]
+    assert fp8["value"] == pytest.approx(0.5, rel=0.02)
+    changed = {(each["because"], each["pass"]): each["change"] for each in found.changes}
+    assert changed["gemm.fp8", "prefill"] > 0.1
+    assert ("gemm.fp8", "decode, batch 1") not in changed  # which is bound by memory
+    assert ("all of them", "prefill") in changed
+
+
+def test_report_is_silent_within_the_spread(file: Callable[..., Path]) -> None:
+    shipped = chip_of(gpu("h200-sxm")).constants
+    found = probe_report(file(products=shipped.gemm["bf16"], spread=0.2))
+    (bf16,) = (each for each in found.kernels if each["name"] == "gemm.bf16")
+    assert not bf16["apart"]
+    assert not [each for each in found.changes if each["because"] == "gemm.bf16"]
+
+
+def test_report_shows_rows_beside_the_formula_and_the_datasheet() -> None:
+    found = probe_report(MADE)
+    row = next(row for row in found.rows if row["probe"] == "gemm" and "m 8192" in row["case"])
+    assert row["error"] == pytest.approx(0, abs=0.01)
+    (peak,) = (each for each in found.constants if each["name"] == "gemm.bf16.plain.flops_typ")
+    assert peak["spec"] == gpu("h200").dense_flops["bf16"]
+    assert peak["of_spec"] == pytest.approx(0.75, rel=0.01)
+
+
+def test_validate_finds_the_ridge_and_the_knee_that_were_planted(file: Callable[..., Path]) -> None:
+    found = probe_validate(file(products=0.75, memory=0.88))
+    (ridge,) = found.ridges
+    assert ridge["spec"] == pytest.approx(989.5 / 4.8, rel=1e-3)
+    assert ridge["measured"] == pytest.approx(0.75 / 0.88 * ridge["spec"], rel=0.05)
+    assert ridge["holds"]
+    (knee,) = found.knees
+    assert knee["formula"] == pytest.approx(206.1, abs=0.1)
+    assert knee["batch_90pct"] > knee["formula"]  # 206 does not saturate it
+    assert {each["probe"] for each in found.kernels} == {"gemm", "fp8_gemm", "weight_streaming"}
+    assert all(each["measured_median"] < 0.05 for each in found.kernels)
+    assert not probe_validate(file(products=0.4)).ridges[0]["holds"]
+
+
+def step_rows(row: Callable[..., Any], pooled: bool) -> list[dict[str, Any]]:
+    """Rows of a decoder step whose time is that of one pool of work, or a sum over its two parts."""
+    peak, bandwidth, parameters, found = 0.75 * 989.5e12, 0.88 * 4.8e12, 855e6, []
+    for batch in (1, 32, 128, 256, 512):
+        for context in (128, 8192):
+            flops, weights, kv = 2 * parameters * batch, 2 * parameters, 4096.0 * batch * context
+            parts = (flops / peak) ** 3 + (weights / bandwidth) ** 3
+            time = (
+                max(flops / peak, (weights + kv) / bandwidth) if pooled else parts ** (1 / 3) + kv / bandwidth
+            )
+            case = {
+                "layer": "llama3-70b",
+                "batch": batch,
+                "context": context,
+                "dtype": "bf16",
+                "kernel": "triton",
+            }
+            found.append(row("decoder_step", case, time, flops=flops, bytes=weights + kv, dtype="bf16"))
+    return found
+
+
+@pytest.mark.parametrize("pooled", [True, False], ids=["pooled", "summed"])
+def test_validate_tells_a_pool_from_a_sum(
+    pooled: bool, file: Callable[..., Path], row: Callable[..., Any]
+) -> None:
+    path = file(change=lambda made: made["results"].extend(step_rows(row, pooled)))
+    (form,) = probe_validate(path).forms
+    assert form["fits"] == ("pooled" if pooled else "summed")
+    assert min(form["pooled"], form["summed"]) < 0.05
+
+
+# --- compare --------------------------------------------------------------------------------------------------
+
+
+def hot(made: dict[str, Any]) -> None:
+    for row in made["results"]:
+        seen = {"n": 9, "median": 1500.0, "min": 1500.0, "p10": 1500.0, "p90": 1500.0, "iqr_rel": 0.0}
+        row["telemetry"] = {"sm_mhz": seen, "reasons_seen": ["hw_thermal"]}
+
+
+def clocked(mhz: float) -> Callable[[dict[str, Any]], None]:
+    def change(made: dict[str, Any]) -> None:
+        for row in made["results"]:
+            seen = {"n": 9, "median": mhz, "min": mhz, "p10": mhz, "p90": mhz, "iqr_rel": 0.0}
+            row["telemetry"] = {"sm_mhz": seen, "reasons_seen": []}
+
+    return change
+
+
+def software(**changed: str) -> Callable[[dict[str, Any]], None]:
+    return lambda made: made["stack"].update(changed)
+
+
+NARROW = {"gen": 5, "width": 8, "gen_max": 5, "width_max": 16}
+# what is planted in the second device -> the cause that has to be named
+CAUSES: dict[str, tuple[dict[str, Any], str]] = {
+    "a lower clock allowed": ({"products": 0.675, "max_sm_mhz": 1782}, "clock"),
+    "a lower clock seen": ({"products": 0.60, "change": clocked(1584.0)}, "clock"),
+    "a narrower link": ({"link": 0.44, "pcie": NARROW}, "link width"),
+    "another socket": ({"link": 0.6, "numa_node": 1}, "NUMA"),
+    "ECC": ({"memory": 0.8, "ecc": False}, "ECC"),
+    "a memory clock": ({"memory": 0.8, "max_mem_mhz": 2619}, "memory clock"),
+    "MIG": (
+        {
+            "products": 0.4,
+            "memory": 0.45,
+            "mig": {"enabled": True, "profile": "3g.71gb"},
+            "mem_total_bytes": 71 * 2**30,
+        },
+        "MIG",
+    ),
+    "a driver": ({"products": 0.65, "change": software(driver="570.1")}, "driver or library"),
+    "a torch": ({"launch": 9e-6, "node": 3e-6, "change": software(torch="2.11.0")}, "driver or library"),
+    "a power limit": ({"products": 0.6, "power_limit_w": 500.0}, "power limit"),
+    "heat": ({"products": 0.57, "change": hot}, "heat"),
+    "a slow host": ({"launch": 12e-6, "change": software(host_cpu="another CPU")}, "host CPU"),
+    "another card": ({"memory": 0.8, "mem_total_bytes": 94 * 2**30}, "card"),
+    "other work": (
+        {"products": 0.6, "memory": 0.7, "change": lambda made: made["quality"].update(contended=True)},
+        "contention",
+    ),
+    "nothing to be seen, products": ({"products": 0.6}, "power, heat or library"),
+    "nothing to be seen, memory": ({"memory": 0.7}, "memory clock, ECC or another card"),
+    "nothing to be seen, the link": ({"link": 0.5}, "link width or NUMA"),
+    "everything": ({"products": 0.5, "memory": 0.6, "link": 0.6, "launch": 8e-6, "node": 3e-6}, "contention"),
+}
+
+
+@pytest.mark.parametrize(("planted", "cause"), CAUSES.values(), ids=CAUSES)
+def test_the_planted_cause_is_named_first(
+    planted: dict[str, Any], cause: str, file: Callable[..., Path]
+) -> None:
+    found, _ = probe_compare([file(change=clocked(1760.0)) if "seen" in cause else file(), file(**planted)])
+    if planted.get("change") is not None and cause == "clock":
+        found, _ = probe_compare([file(change=clocked(1980.0)), file(**planted)])
+    assert not found.alike
+    assert found.causes[0]["cause"] == cause
+    assert {each["member"] for each in found.causes} == {"#2"}
+
+
+def test_devices_that_are_alike(file: Callable[..., Path], run: Run) -> None:
+    first, second = file(), file(products=0.755, memory=0.875)
+    found, _ = probe_compare([first, second])
+    assert found.alike
+    assert found.causes == ()
+    assert found.same_device
+    assert run("probe", "compare", str(first), str(second))[0] == 0
+    assert run("probe", "compare", str(first), str(file(products=0.5)))[0] == 1
+
+
+def test_a_fleet_is_as_slow_as_its_slowest(file: Callable[..., Path], tmp_path: Path) -> None:
+    found, fleet = probe_compare(
+        [file(uuid_sha256_16="a" * 16), file(memory=0.7, uuid_sha256_16="b" * 16), file(products=0.6)]
+    )
+    assert {each["member"] for each in found.slow} == {"#2", "#3"}
+    assert not found.same_device or found.members[0]["uuid_sha256_16"] == found.members[2]["uuid_sha256_16"]
+    path = tmp_path / "fleet.json"
+    write_document(path, fleet)
+    told = constants(path)
+    assert told["memory"] == pytest.approx(0.7, rel=0.03)
+    assert told["gemm.bf16"] == pytest.approx(0.6, rel=0.02)
+
+
+def test_files_that_can_not_be_compared(file: Callable[..., Path]) -> None:
+    with pytest.raises(InputError, match="arch 'sm_89' is not 'sm_90'"):
+        probe_compare([file(), file("l40s")])
+    with pytest.raises(InputError, match="method_version 99 is not 1"):
+        probe_compare([file(), file(change=lambda made: made.update(method_version=99))])
+
+
+def test_rows_of_another_kernel_are_never_averaged(file: Callable[..., Path]) -> None:
+    def other(made: dict[str, Any]) -> None:
+        for row in made["results"]:
+            if row["probe"] == "hbm":
+                row["kernel"] = "another"
+
+    found, _ = probe_compare([file(), file(memory=0.5, change=other)])
+    assert {each["field"] for each in found.not_comparable} == {"kernel"}
+    assert not [each for each in found.constants if each["name"].startswith("hbm.")]
+
+
+def test_the_made_up_file_is_what_is_made(document: Made) -> None:
+    """made.json stands for the maker where no fixture can: a file of an older method would hide a change."""
+    made = document(change=lambda made: made.update(label="made up"))
+    assert json.loads(json.dumps(made)) == read_document(MADE)
+
+
+def test_a_leaf_that_is_no_number_is_refused(file: Callable[..., Path], tmp_path: Path) -> None:
+    found = read_document(file())
+    found["derived"]["hbm"]["read_bps"]["value"] = -1
+    path = tmp_path / "bad.json"
+    path.write_text(json.dumps(sealed(found)))
+    with pytest.raises(InputError, match="no constants of an engine that can be read: '-1' is no number"):
+        read_calibration(path)
+
+
+def test_a_calibration_of_kernels_has_no_engine() -> None:
+    found = read_calibration(MADE)
+    assert isinstance(found, Calibration)
+    assert (found.engine, found.model, found.constants) == (None, None, {})
