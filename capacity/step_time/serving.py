@@ -48,9 +48,19 @@ def _costs(plan: Layout, chip: Chip, engine: Engine, isl: Number, osl: Number, b
     if engine.mixed:
         both = Step(decode=batch, context=context, prompts=prompts, chunk=chunk, before=before)
         own = passes * pass_time(plan, chip, engine, both)
-        return _Costs(step, own, (own - passes * step) / prompts / stages)
+        return _Costs(step, own, greatest(own - passes * step, 0.0) / prompts / stages)
     own = passes * pass_time(plan, chip, engine, Step(prompts=prompts, chunk=chunk, before=before))
     return _Costs(step, own, own / prompts / stages)
+
+
+def _decoding(concurrency: Number, ttft: Number, extra: Number, steps: Number) -> Number:
+    """Requests that are past their first token: all but rate * ttft, at the rate of so many, 1 / (extra + steps / x).
+
+    steps: a request's decode passes [second]. The root of extra x^2 + (steps + ttft - concurrency extra) x =
+    concurrency steps.
+    """
+    half = (steps + ttft - concurrency * extra) / 2
+    return concurrency * steps / (half + (half**2 + extra * concurrency * steps) ** 0.5)
 
 
 def closed_loop(
@@ -71,12 +81,16 @@ def closed_loop(
     where prompts go first and lengths are alike.
     """
     steps = greatest(osl - 1.0, 1e-9)
+    if engine.mixed:
+        # a pass starts no more prompts than its budget holds, and each decodes for `steps` passes
+        most = least(steps * engine.budget / isl, most)
     batch = least(concurrency * 1.0, most)
     for _ in range(ROUNDS):
         step, own, extra = _costs(plan, chip, engine, isl, osl, batch)
-        rate = 1 / (extra + steps * step / batch)
         ttft = engine.request + 0.5 * engine.poll * step + own * (1 + engine.queue)
-        batch = least(greatest(concurrency - rate * ttft, least(concurrency, 1.0)), most)
+        decoding = _decoding(concurrency, ttft, extra, steps * step)
+        batch = least(greatest(decoding, least(concurrency, 1.0)), most)
+    rate = 1 / (extra + steps * step / batch)
     ttft = ttft + together * (concurrency - 1.0) / 2 * extra
     # where they can't all decode at once, they wait before they start
     ttft = greatest(

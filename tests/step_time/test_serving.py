@@ -1,5 +1,7 @@
 """Serving in equilibrium: work is conserved, the slower part sets the rate, and what is faster is never slower."""
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -7,13 +9,14 @@ from hypothesis import strategies as st
 
 from capplan.capacity.step_time.chip import chip_of
 from capplan.capacity.step_time.engine_steps import engine_steps
-from capplan.capacity.step_time.forward import layout
+from capplan.capacity.step_time.forward import Step, layout
+from capplan.capacity.step_time.passes import pass_time
 from capplan.capacity.step_time.serving import closed_loop, disaggregated, full_load, open_loop
 from capplan.hardware import registry
 from capplan.models.registry import model
 
 H100 = chip_of(registry.gpu("h100-sxm"))
-VLLM, SGLANG = engine_steps("vllm"), engine_steps("sglang")
+VLLM, SGLANG, TRTLLM = (engine_steps(name) for name in ("vllm", "sglang", "tensorrt-llm"))
 DENSE = layout(model("llama-3.3-70b"), quantization="fp8", tp=4)
 SMALL = layout(model("llama-3.1-8b"))
 LENGTHS = st.integers(16, 20_000)
@@ -53,6 +56,40 @@ def test_arrays_are_numbers_side_by_side() -> None:
         alone = closed_loop(DENSE, H100, VLLM, isl=1024, osl=512, concurrency=concurrency, most=300.0)
         for name in ("requests_per_s", "ttft", "tpot", "batch", "step"):
             assert getattr(together, name)[place] == pytest.approx(getattr(alone, name), rel=1e-9)
+
+
+@settings(deadline=None, max_examples=60)
+@given(isl=LENGTHS, osl=st.integers(8, 8_000))
+def test_more_requests_are_never_served_slower(isl: int, osl: int) -> None:
+    for engine in (VLLM, SGLANG, TRTLLM):
+        rates = [
+            closed_loop(SMALL, H100, engine, isl=isl, osl=osl, concurrency=count).requests_per_s
+            for count in range(1, 40, 3)
+        ]
+        assert all(many >= few * (1 - 1e-3) for few, many in pairwise(rates))
+
+
+@pytest.mark.parametrize(("isl", "osl"), [(1024, 16), (8000, 100), (1024, 1024)])
+def test_one_request_never_gains_from_others(isl: int, osl: int) -> None:
+    """Where first tokens take long beside few later ones, most requests are not decoding."""
+    for engine in (VLLM, SGLANG, TRTLLM):
+        asked = [
+            closed_loop(SMALL, H100, engine, isl=isl, osl=osl, concurrency=count) for count in range(1, 40)
+        ]
+        for few, many in pairwise(asked):
+            assert many.tpot >= few.tpot * (1 - 1e-6)
+            assert many.ttft >= few.ttft * (1 - 1e-6)
+
+
+def test_where_prompts_share_passes_a_token_waits_for_one_pass_at_most() -> None:
+    """1,024 tokens in and 4 out: a budget of 8,192 starts 8 prompts a pass, so that 24 decode and the others wait."""
+    found = closed_loop(SMALL, H100, VLLM, isl=1024, osl=4, concurrency=256)
+    full = Step(decode=24.0, context=1026.0, prompts=8.0, chunk=1024.0)
+    assert found.batch == pytest.approx(24)
+    assert found.tpot == pytest.approx(pass_time(SMALL, H100, VLLM, full), rel=1e-6)
+    assert found.requests_per_s == pytest.approx(8 / found.tpot, rel=1e-6)
+    first = closed_loop(SMALL, H100, SGLANG, isl=1024, osl=4, concurrency=256)  # prompts go first there
+    assert first.tpot > 5 * found.tpot
 
 
 def test_requests_that_do_not_fit_wait_and_the_batch_stops_growing() -> None:
