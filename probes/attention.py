@@ -50,8 +50,11 @@ def line(
 ) -> dict[str, Value]:
     """The start and the rate of rows whose times grow with `work` (flops | bytes); `predicted` gets a time for each.
 
-    Rows of one size only give a rate. The ranges are as wide as the line is off.
+    Rows of one size only give a rate. The ranges are as wide as the line is off; of one row alone, as its samples are.
     """
+    if len(rows) == 1:
+        predicted[rows[0]["id"]] = float(rows[0]["time_s"]["median"])
+        return {f"{path}.rate": fit.of_row(rows[0], float(rows[0]["work"][work]), unit)}
     sizes = [float(row["work"][work]) for row in rows]
     times = [float(row["time_s"]["median"]) for row in rows]
     if max(sizes) < 1.5 * min(sizes):

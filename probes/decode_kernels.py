@@ -79,6 +79,8 @@ def tilings(kernel: str, q: Tensor, cache: Cache, scale: float, length: int, dev
         with suppress(OutOfResources):
             prepare(kernel, q, cache, scale, length, device, number)()
             found.append(number)
+    if not found:
+        raise Skipped(f"no tiling of the kernel has room on {device.name}")
     return found
 
 

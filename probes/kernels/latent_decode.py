@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import triton
 import triton.language as tl
 
-from capplan.probes.kernels.paged_decode import LOG2_E, PRODUCTS
+from capplan.probes.kernels.paged_decode import LOG2_E, products
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -93,6 +93,6 @@ def attend_splits(
         q, cache.k, cache.table, cache.lengths, means, lse, scale * cache.k_scale * LOG2_E, splits, heads,
         *q.stride()[:2], *cache.k.stride()[:2], cache.table.stride(0),
         ROWS=tiling.rows, TOKENS=tiling.tokens, PAGE=cache.page, LATENT=latent, ROPE=width - latent,
-        DOT=PRODUCTS[q.dtype], num_warps=tiling.warps, num_stages=tiling.stages,
+        DOT=products(q.dtype, cache.k.dtype), num_warps=tiling.warps, num_stages=tiling.stages,
     )  # fmt: skip
     return means, lse

@@ -14,7 +14,7 @@ torch = pytest.importorskip("torch")
 
 from capplan.probes import decode_kernels, paged
 from capplan.probes.paged import Cache
-from capplan.probes.probe import Case, Device, Skipped
+from capplan.probes.probe import Case, Device, Row, Skipped, Unsupported
 from capplan.probes.suite import attn_decode, attn_decode_mla, attn_prefill
 
 CPU = Device("cpu", 0, "a CPU", "x86_64", sm_count=2, l2_bytes=2**20, memory_bytes=2**33)
@@ -365,3 +365,94 @@ def test_a_split_missed_in_the_merge_of_latents_is_caught(monkeypatch: Patch) ->
 
     monkeypatch.setattr(kernel, "join", missed)
     assert not attn_decode_mla.check(latents("triton"), CPU).ok
+
+
+# ---------------------------------------------------------------- what follows from rows
+
+H200 = Device(
+    "cuda",
+    0,
+    "H200",
+    "sm_90",
+    sm_count=132,
+    l2_bytes=60 * 2**20,
+    memory_bytes=150 * 10**9,
+    capability=(9, 0),
+    peaks={"bf16": 989e12},
+    bandwidth=4.8e12,
+)
+
+
+def rows_of(
+    probe: Any, time: Callable[[Case], float], work: Callable[[Case], tuple[float, float]]
+) -> list[Row]:
+    rows = []
+    for i, case in enumerate(probe.cases("default", H200)):
+        took, (flops, size) = time(case), work(case)
+        stat = {"median": took, "p10": took, "p90": took, "n": 20}
+        rows.append({
+            "id": i, "case": case, "kernel": case["kernel"], "dtype": "bf16", "time_s": stat,
+            "work": {"flops": flops, "bytes": size},
+            "achieved": {"flops_ps": flops / took, "bytes_ps": size / took},
+        })  # fmt: skip
+    return rows
+
+
+def test_the_start_and_the_rate_of_decode_attention_are_found() -> None:
+    rates = {"bf16": 4.2e12, "fp8": 2.6e12}
+    rows = rows_of(
+        attn_decode,
+        lambda case: 12e-6 + attn_decode._cache_bytes(case) / rates[case["kv_dtype"]],
+        lambda case: (1.0, attn_decode._cache_bytes(case)),
+    )
+    values, predicted = attn_decode.derive(rows)
+    for dtype, rate in rates.items():
+        assert values[f"attn_decode.triton.{dtype}.rate"].value == pytest.approx(rate, rel=0.01)
+        assert values[f"attn_decode.triton.{dtype}.t0"].value == pytest.approx(12e-6, rel=0.01)
+    assert predicted == pytest.approx([row["time_s"]["median"] for row in rows])
+    told = {(row["case"]["kv_dtype"], row["case"]["batch"]): attn_decode.expect(row, H200) for row in rows}
+    assert told["bf16", 128] is None  # 87% of the bandwidth
+    assert told["fp8", 128] == "K and V are read at 53% of the bandwidth; 80% is expected"
+    assert told["fp8", 1] is None  # too little to read
+
+
+def test_the_heads_at_which_products_bound_latents_are_found() -> None:
+    peak, bandwidth = 650e12, 4.4e12
+
+    def work(case: Case) -> tuple[float, float]:
+        tokens = case["batch"] * case["length"]
+        return 2.0 * tokens * case["heads"] * (576 + 512), tokens * 576 * 2.0
+
+    def time(case: Case) -> float:
+        flops, size = work(case)
+        return float(10e-6 + ((flops / peak) ** 3 + (size / bandwidth) ** 3) ** (1 / 3))
+
+    values, _ = attn_decode_mla.derive(rows_of(attn_decode_mla, time, work))
+    found = values["attn_decode_mla.triton.bf16.crossover_heads"].value
+    assert found == pytest.approx(peak / bandwidth * 1152 / 2 / (576 + 512), rel=0.05)
+
+
+def test_attention_of_a_prompt_is_told_by_length() -> None:
+    def pairs(case: Case) -> float:
+        return float(case["queries"] * (case["keys"] - case["queries"]) + case["queries"] ** 2 / 2)
+
+    def work(case: Case) -> tuple[float, float]:
+        return float(4 * pairs(case) * case["heads"] * 128), 1.0
+
+    def time(case: Case) -> float:
+        return 20e-6 + work(case)[0] / (560e12 if case["kernel"] == "sdpa" else 250e12)
+
+    rows = rows_of(attn_prefill, time, work)
+    values, _ = attn_prefill.derive(rows)
+    assert values["attn_prefill.sdpa.bf16.rate"].value == pytest.approx(560e12, rel=0.01)
+    by_length = [values[f"attn_prefill.sdpa.bf16.at.{length}"].value for length in (512, 4096, 32768)]
+    assert by_length == sorted(by_length)
+    slow = {attn_prefill.expect(row, H200) for row in rows if row["kernel"] == "sdpa_cudnn"}
+    assert "attention reaches 25% of the peak; 30% is expected" in slow
+    assert {attn_prefill.expect(row, H200) for row in rows if row["kernel"] == "sdpa"} == {None}
+
+
+def test_fp8_is_not_asked_of_a_device_that_can_not_read_it() -> None:
+    a100 = Device("cuda", 0, "A100", "sm_80", 108, 40 * 2**20, 80 * 10**9, capability=(8, 0))
+    with pytest.raises(Unsupported, match=r"compute capability 8.9"):
+        attn_decode.check(decode("triton", "fp8"), a100)

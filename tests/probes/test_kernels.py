@@ -17,8 +17,8 @@ pytest.importorskip("torch")
 # Compiles one kernel for one architecture; a process of its own, as triton compiles or interprets, but not both
 SCRIPT = """
 import json, sys
+import torch
 import triton
-import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from capplan.probes.kernels import latent_decode, paged_decode
@@ -27,7 +27,8 @@ told = []
 for name, arch, cache, constants, warps, stages in json.load(sys.stdin):
     module = {"paged": paged_decode, "latent": latent_decode}[name]
     kernel = module._attend_split
-    constants["DOT"] = tl.bfloat16
+    width = torch.float8_e4m3fn if "fp8" in cache else torch.bfloat16
+    constants["DOT"] = paged_decode.products(torch.bfloat16, width)
     pointers = {"q": "*bf16", "k_pages": cache, "v_pages": cache, "pages": cache, "table": "*i32", "lengths": "*i32",
                 "means": "*fp32", "lse": "*fp32", "scale_log2": "fp32"}
     names = kernel.arg_names
@@ -40,6 +41,7 @@ for name, arch, cache, constants, warps, stages in json.load(sys.stdin):
     built = triton.compile(source, target=GPUTarget("cuda", arch, 32), options={"num_warps": warps, "num_stages": stages})
     ptx = built.asm["ptx"]
     told.append({"shared": built.metadata.shared, "async": ptx.count("cp.async.c"), "code": len(built.asm["cubin"]),
+                 "to_bf16": ptx.count("cvt.rn.bf16"),
                  "products": ptx.count("mma.sync") + ptx.count("wgmma.mma") + ptx.count("tcgen05.mma")})
 print(json.dumps(told))
 """
@@ -75,3 +77,10 @@ def test_it_builds_with_matrix_units_and_loads_ahead(number: int, built: list[di
     assert one["products"] > 0  # on matrix units
     assert one["async"] > 0  # the next tile is under way while this one is multiplied
     assert one["shared"] <= (227 if BUILDS[number][1] == 90 else 163) * 1024
+
+
+def test_fp8_is_not_widened_to_bf16(built: list[dict[str, Any]]) -> None:
+    """Which takes three instructions a number, one of them slow: the cache would be read at the rate of the conversion."""
+    fp8 = [one for build, one in zip(BUILDS, built, strict=True) if "fp8" in build[2]]
+    assert len(fp8) == 1
+    assert fp8[0]["to_bf16"] == 0
