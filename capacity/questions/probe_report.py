@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
 from statistics import median
@@ -55,6 +55,13 @@ class ProbeReport(Answer):
     constants: tuple[dict[str, Any], ...]  # of `derived`, with the datasheet's figure where there is one
     kernels: tuple[dict[str, Any], ...]  # of kernels.toml: shipped and measured
     changes: tuple[dict[str, Any], ...]  # times of passes by the shipped and by a measured constant
+    measured: tuple[dict[str, Any], ...] = field(
+        default=(), repr=False
+    )  # rows as the file has them, for pictures
+
+    def result(self) -> dict[str, Any]:
+        """All but the rows as the file has them."""
+        return {name: each for name, each in Answer.result(self).items() if name != "measured"}
 
     def sweep(self) -> list[dict[str, Any]]:
         return [dict(row) for row in self.rows]
@@ -181,6 +188,7 @@ def probe_report(path: str | PathLike[str]) -> ProbeReport:
         constants=tuple(_constants(calibration.leaves, found["spec"])),
         kernels=tuple({**each._asdict(), "apart": each.apart} for each in kernels),
         changes=tuple(changes),
+        measured=tuple(found["results"]),
         **work.shown(),
     )
 

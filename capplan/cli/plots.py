@@ -17,11 +17,12 @@ from capplan.capacity.questions.kv import Kv
 from capplan.capacity.questions.kv_side_by_side import KvSideBySide
 from capplan.capacity.questions.perf import Perf
 from capplan.capacity.questions.prefill import Prefill
+from capplan.capacity.questions.probe_report import ProbeReport
 from capplan.capacity.questions.roofline import Roofline
 from capplan.capacity.questions.simulate import Simulate
 from capplan.capacity.questions.speculate import Speculate
 from capplan.capacity.questions.whiteboard import Whiteboard
-from capplan.cli import timeline
+from capplan.cli import probe_pictures, timeline
 from capplan.cli.pass_pictures import draw
 from capplan.cli.pictures import tradeoff
 from capplan.cli.serving_pictures import attainment, gain
@@ -69,6 +70,8 @@ def save(answer: Answer, path: str) -> None:
         _tradeoff(figure.subplots(), answer)
     elif isinstance(answer, Decode) or (isinstance(answer, Prefill) and answer.method == "operations"):
         figure = draw(answer)
+    elif isinstance(answer, ProbeReport):
+        figure = probe_pictures.draw(answer)
     elif isinstance(answer, Simulate):
         if not answer.timeline:
             raise InputError("there is no picture of what does not fit")
@@ -101,7 +104,7 @@ def save(answer: Answer, path: str) -> None:
             f"there is no picture of {answer.question!r} by a utilisation"
             if isinstance(answer, Prefill)
             else f"there is no picture of {answer.question!r}; kv, fit, roofline, prefill, decode, whiteboard, "
-            "perf, compare, speculate, simulate and goodput have one"
+            "perf, compare, speculate, simulate, goodput and probe report have one"
         )
     unfinished = target.with_name(f".capplan-{os.getpid()}{target.suffix}")
     try:

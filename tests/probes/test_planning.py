@@ -380,3 +380,12 @@ def test_a_calibration_of_kernels_has_no_engine() -> None:
     found = read_calibration(MADE)
     assert isinstance(found, Calibration)
     assert (found.engine, found.model, found.constants) == (None, None, {})
+
+
+def test_four_pictures_of_a_device(tmp_path: Path, run: Run) -> None:
+    pytest.importorskip("matplotlib")
+    code, _, err = run("probe", "report", str(MADE), "--plot", "h200.svg")
+    assert (code, err) == (0, "")
+    text = (tmp_path / "h200.svg").read_text()
+    for title in ("Roofline", "Products by rows", "Decode attention", "Weights by a growing batch", "not measured"):
+        assert title in text  # matplotlib keeps the words in comments
