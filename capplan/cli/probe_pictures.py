@@ -117,7 +117,8 @@ def _decode(axes: Axes, rows: Rows, answer: ProbeReport) -> None:
     for name, colour, own in _by(rows, ("attn_decode",), "kernel", "kv_dtype"):
         at = sorted((row["work"]["bytes"] / 1e6, row["achieved"]["bytes_ps"] / 1e9) for row in own)
         axes.plot(*zip(*at, strict=True), "o-", color=colour, markersize=3, linewidth=0.8, label=name)
-    if (read := _constant(answer, "hbm.read_bps")) is not None:
+    read = _constant(answer, "hbm.read_bps")
+    if read is not None and axes.has_data():
         axes.axhline(read / 1e9, color="black", linewidth=1, label="memory read")
     axes.set(xscale="log", xlabel="MB of K and V", ylabel="GB/s", title="Decode attention by what it reads")
     axes.set_ylim(bottom=0)
