@@ -6,6 +6,8 @@ imports the kernel in the function that launches it.
 
 from __future__ import annotations
 
+from typing import Any
+
 from capplan.probes.probe import Device, Skipped
 
 
@@ -27,16 +29,16 @@ def ready(device: Device) -> None:
     _mend(interpreter)
 
 
-def _mend(interpreter: object) -> None:
-    """Lets bounds of loops be what a kernel computed: the interpreter makes them int() of an array of one, not of none,
-    which NumPy 2.4 refuses."""
-    plain = interpreter._patch_lang_tensor  # type: ignore[attr-defined]
+def _mend(interpreter: Any) -> None:
+    """Lets bounds of loops be what a kernel computed: the interpreter makes an integer of an array of one number, which
+    NumPy 2.4 refuses."""
+    plain = interpreter._patch_lang_tensor
     if getattr(plain, "mended", False):
         return
 
-    def mended(tensor: type, scope: object) -> None:
-        plain(tensor, scope)
-        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))  # type: ignore[attr-defined]
+    def mended(tensor: Any, *rest: Any) -> None:
+        plain(tensor, *rest)
+        tensor.__index__ = lambda self: int(self.handle.data.item())
 
     mended.mended = True  # type: ignore[attr-defined]
-    interpreter._patch_lang_tensor = mended  # type: ignore[attr-defined]
+    interpreter._patch_lang_tensor = mended

@@ -34,8 +34,8 @@ _SHAPES = {  # sequences, tokens of each, slots of a page, query heads, KV heads
 }
 _SHAPES["full"] = tuple(
     (batch, length, page, *heads)
-    for heads in ((64, 8), (32, 8), (8, 1))
-    for page in (16, 64, 256)
+    for heads, pages in (((64, 8), (16, 64, 256)), ((32, 8), (64,)), ((8, 1), (64,)))
+    for page in pages
     for batch in (1, 8, 32, 128)
     for length in (1024, 8192, 32768, 131072)
 )
