@@ -320,3 +320,20 @@ def test_bars_are_as_long_as_their_times(model: str, batches: list[int], columns
     assert drawn == sorted(drawn)
     if len(shown) == len(found.at):
         assert drawn[0] == pytest.approx(drawn[-1] * shown[0]["time_s"] / longest, abs=2)
+
+
+def test_a_checkpoint_in_fp32_is_served_in_16_bit() -> None:
+    loaded = prefill("gpt-j-6b", "h100-sxm", contexts=[1000])
+    assert loaded.inputs["weights"] == "bf16"
+    assert 0.3 < loaded.utilisation < 0.8
+    assert any("fp32 is loaded in 16 bit" in text for text in loaded.assumptions)
+    wide = prefill("gpt-j-6b", "h100-sxm", contexts=[1000], weights="fp32")
+    assert wide.inputs["weights"] == "fp32"
+    assert 0.3 < wide.utilisation < 0.8  # of the peak without tensor cores
+    assert wide.at[0]["time_s"] > 5 * loaded.at[0]["time_s"]
+
+
+def test_a_prompt_takes_the_builds_that_other_passes_take() -> None:
+    named = prefill("llama-3.1-8b", "h100-sxm", weights="awq", contexts=[1000])
+    assert named.inputs["weights"] == "int4"
+    assert named.inputs["deployment"]["quantization"] == "awq"

@@ -13,6 +13,7 @@ from capplan.capacity.engines.deployment import Deployment
 from capplan.capacity.engines.device import GIB, Device
 from capplan.capacity.engines.sglang import mem_fraction_static
 from capplan.capacity.engines.vllm_rules import ordered
+from capplan.capacity.engines.weights import method
 from capplan.errors import InputError
 from capplan.models.spec import Model
 
@@ -65,7 +66,8 @@ def with_defaults(model: Model, device: Device, asked: Deployment) -> Deployment
     if length is None:
         raise InputError(f"the context of {model.id} is not known; give max_model_len")
     version = (asked.version or NEWEST) if asked.engine == "vllm" else (asked.version or "")
-    filled = replace(asked, version=version, max_model_len=length)
+    quant = None if asked.quantization is None else method(asked.quantization)
+    filled = replace(asked, version=version, max_model_len=length, quantization=quant)
     if asked.engine == "sglang":
         share = mem_fraction_static(device, asked)
     elif asked.engine == "tensorrt-llm":

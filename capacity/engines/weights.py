@@ -68,14 +68,29 @@ class RankWeights(NamedTuple):
         return min(self.stages)
 
 
+_PLAIN = ("bf16", "fp16", "fp32")
+
+
+def method(quant: str) -> str:
+    """One name for what a build is made with: 'float16' is 'fp16'. Raises UnknownNameError."""
+    return precision.canonical(quant, (*FORMATS, *_PLAIN), "quantization")
+
+
+NARROWED = "a checkpoint in fp32 is loaded in 16 bit, as engines do (--weights fp32 keeps it)"
+
+
+def narrowed(model: Model, quant: str | None) -> bool:
+    """Whether the engine's dtype `auto` makes 16 bit of an fp32 checkpoint: vLLM, SGLang and TensorRT-LLM all do."""
+    return quant is None and model.dtype == "fp32"
+
+
 def quantized(model: Model, quant: str | None) -> Model:
-    """The model as a build of a method stores it; None: as its own checkpoint does."""
+    """The model as a build of a method stores it; None: as engines load its own checkpoint."""
     if quant is None:
-        return model
-    if quant in ("bf16", "fp16", "fp32"):
+        return model._replace(dtype="bf16") if narrowed(model, quant) else model
+    quant = method(quant)
+    if quant in _PLAIN:
         return model._replace(quantization=None, dtype=quant)
-    if quant not in FORMATS:
-        raise InputError(f"quantization {quant!r} is not on record; one of {', '.join(FORMATS)}, bf16, fp16")
     own = model.quantization
     if own is not None and FORMATS[quant].dtype in {format_.dtype for format_ in own.formats}:
         return model

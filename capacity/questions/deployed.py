@@ -10,7 +10,7 @@ from capplan.capacity.engines.budget import Budget, budget
 from capplan.capacity.engines.defaults import with_defaults
 from capplan.capacity.engines.deployment import Deployment
 from capplan.capacity.engines.device import device_of
-from capplan.capacity.engines.weights import quantized
+from capplan.capacity.engines.weights import NARROWED, narrowed, quantized
 from capplan.capacity.step_time.chip import Chip, chip_of
 from capplan.capacity.step_time.engine_steps import Engine, engine_steps
 from capplan.capacity.step_time.forward import Layout, layout, sequence_bytes
@@ -60,6 +60,8 @@ def deployed(model: Model, gpu: Gpu, asked: Deployment) -> Deployed:
     device = device_of(gpu)
     flags = with_defaults(model, device, asked)
     kv, assumed = cache_format(quantized(model, flags.quantization), flags)
+    if narrowed(model, flags.quantization):
+        assumed.append(NARROWED)
     tp, dp = flags.tensor_parallel_size, flags.data_parallel_size
     if flags.attention_replicas > 1:
         if tp % dp:

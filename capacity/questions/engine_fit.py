@@ -12,6 +12,7 @@ from capplan.capacity.engines.deployment import Deployment
 from capplan.capacity.engines.device import GIB, Device, device_of
 from capplan.capacity.engines.vllm_memory import kv_bytes_left
 from capplan.capacity.engines.vllm_rules import newest, ordered
+from capplan.capacity.engines.weights import NARROWED, narrowed
 from capplan.capacity.questions import asked, gpu_terms
 from capplan.errors import CapplanError, InputError
 from capplan.models.resolve import with_tower
@@ -149,6 +150,8 @@ def engine_fit(
     rank = budget(spec, device, plan)
     flags = rank.deployment
     work.assume(*rank.assumptions)
+    if narrowed(spec, flags.quantization):
+        work.assume(NARROWED)
     if flags.engine == "vllm":
         work.assume(_FITTED)
         if ordered(flags.version or "0") > ordered(newest()):

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from capplan.capacity.answer import Working
 from capplan.capacity.engines.deployment import Deployment
+from capplan.capacity.engines.weights import quantized
 from capplan.capacity.questions import asked, pass_parts
 from capplan.capacity.questions.deployed import Deployed
 from capplan.capacity.questions.perf import measured, placed
@@ -42,11 +43,8 @@ def by_operations(
     work.assume(*asked.assumed_of(spec), *towers)
     prompts = asked.known_contexts(contexts, spec, work)
     flags = deployment or Deployment()
-    if flags.quantization is None:
-        weights = asked.weights_precision(weights, spec)
-        flags = flags if weights == spec.dtype else replace(flags, quantization=weights)
-    else:
-        weights = asked.weights_precision(flags.quantization, spec)
+    if flags.quantization is None and not asked.automatic(weights):
+        flags = replace(flags, quantization=weights)
     longest = prompts[0] if contexts is None else max(prompts)  # of the usual ones, the others may not fit
     flags = pass_parts.allowing(flags, longest)
     found = measured(placed(spec, card, flags, longest, tp, work), calibration, work)
@@ -56,6 +54,7 @@ def by_operations(
     for prompt in prompts:
         if found.most(prompt) < 1:
             work.warn(f"no request of {tokens(prompt)} fits in memory: the time is that of its passes alone")
+    weights = quantized(spec, found.flags.quantization).dtype
     done = work_of_prompts(spec, card, weights, prompts, "engine", None, work, gpus=found.plan.tp)
     passes = {prompt: passes_of(found, prompt) for prompt in prompts}
     off = calibration.ttft_off if calibration else None

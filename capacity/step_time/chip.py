@@ -18,7 +18,7 @@ DATA = Path(__file__).parent / "kernels.toml"
 
 # The matrix paths that serve a dtype, best first: a format without a path of its own is widened.
 _PATHS = {
-    "fp32": ("tf32", "fp32"),
+    "fp32": ("fp32", "tf32"),  # PyTorch takes TF32 where it is asked to, and engines do not ask
     "bf16": ("bf16", "fp16"),
     "fp16": ("fp16", "bf16"),
     "fp8": ("fp8", "bf16", "fp16"),

@@ -87,7 +87,20 @@ def test_whole_experts_or_divided_ones_weigh_the_same() -> None:
 
 
 def test_what_is_not_known_is_refused() -> None:
-    with pytest.raises(InputError, match="quantization 'fp3' is not on record"):
+    with pytest.raises(InputError, match="unknown quantization 'fp3'; did you mean"):
         quantized(model("llama-3.1-8b"), "fp3")
     with pytest.raises(InputError, match="32 layers can't be divided over 33 pipeline stages"):
         rank_weights(model("llama-3.1-8b"), pp=33)
+
+
+def test_engines_load_a_checkpoint_in_fp32_in_16_bit() -> None:
+    wide = model("gpt-j-6b")
+    assert quantized(wide, None).dtype == "bf16"
+    assert quantized(wide, "float32").dtype == "fp32"
+    assert gib("gpt-j-6b", "fp32") == pytest.approx(2 * gib("gpt-j-6b"), rel=1e-3)
+
+
+def test_a_build_has_the_spellings_of_a_precision() -> None:
+    small = model("llama-3.1-8b")
+    assert quantized(small, "bfloat16") == quantized(small, "bf16")
+    assert quantized(small, "fp8_e4m3") == quantized(small, "fp8")
