@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from capplan.capacity.engines.deployment import Deployment
-from capplan.capacity.questions.goodput import CONFIGURATIONS, Goodput, goodput, requests_for
+from capplan.capacity.questions.goodput import CONFIGURATIONS, Goodput, goodput
+from capplan.capacity.questions.goodput_search import requests_for
 from capplan.capacity.simulator.slo import Bound, Joint, Slo
 from capplan.capacity.simulator.workloads import Mix, fixed, lognormal, poisson
 from capplan.errors import InputError
@@ -72,9 +73,11 @@ def test_a_bound_that_one_request_alone_misses_is_refused_at_once() -> None:
     kinds = {each["kind"] for each in refused.remedies}
     assert {"tp", "isl", "gpu"} <= kinds
     # what is said to help does
-    helped = goodput("llama-3.3-70b", "h200-sxm", FP8, slo=SLO, isl=3400, osl=500, tp=1, requests=200)
-    assert helped.idle["ttft_p95_s"] < 0.5
-    assert any(each["what"].startswith("prompts of at most 3,4") for each in refused.remedies)
+    (shorter,) = (each["what"] for each in refused.remedies if each["kind"] == "isl")
+    isl = int("".join(filter(str.isdigit, shorter)))
+    for length, in_time in ((isl, True), (int(1.05 * isl), False)):
+        found = goodput("llama-3.3-70b", "h200-sxm", FP8, slo=SLO, isl=length, osl=500, tp=1, requests=100)
+        assert (found.idle["ttft_p95_s"] <= 0.5) == in_time
 
 
 def test_a_bound_of_tpot_that_one_request_alone_misses() -> None:
@@ -151,6 +154,12 @@ def test_requests_that_would_be_refused_are_left_out_and_told() -> None:
 def test_a_tail_needs_more_requests() -> None:
     assert requests_for(SLO) == 4000
     assert requests_for(Slo((Bound("ttft", 0.999, 1),))) == 20_000
+
+
+def test_a_run_that_is_over_before_the_service_is_full_is_warned_of() -> None:
+    asked = {"slo": SLO, "isl": 500, "osl": 1000, "instances": 4, "configurations": ["chunked"]}
+    short = goodput("llama-3.1-8b", "h100-sxm", requests=300, **asked)  # type: ignore[arg-type]
+    assert "is over while the service still fills" in short.warnings[0]
 
 
 def test_common_random_numbers(found: Goodput) -> None:

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from math import inf
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from capplan.capacity import queueing
 from capplan.capacity.answer import Answer, Working
 from capplan.capacity.engines.deployment import Deployment
 from capplan.capacity.questions import asked, pass_parts, services
-from capplan.capacity.questions.deployed import Deployed
+from capplan.capacity.questions.goodput_alone import alone, remedies, words
+from capplan.capacity.questions.goodput_search import (
+    CURVE,
+    PRECISION,
+    Found,
+    Progress,
+    Run,
+    Search,
+    limits,
+    most_requests,
+)
 from capplan.capacity.questions.perf import lengths, measured, placed, refused, short_rate
 from capplan.capacity.step_time.calibration import Calibration
 from capplan.errors import InputError, near_misses
@@ -20,32 +29,20 @@ from capplan.models.spec import Model
 from capplan.units import counted, seconds, tokens
 
 if TYPE_CHECKING:
-    from capplan.capacity.simulator.requests import Disaggregated, Outcome, Service
+    from capplan.capacity.simulator.requests import Outcome
     from capplan.capacity.simulator.slo import Point, Slo, Verdict
     from capplan.capacity.simulator.workloads import Mix
     from capplan.hardware.spec import Gpu
     from capplan.report import Report
 
 CONFIGURATIONS = ("colocated", "chunked", "disaggregated")
-REQUESTS = 4_000  # at the least
-MOST_REQUESTS = 20_000
-_TIMES = 8  # that a run lasts as long as a request, so that filling and emptying count for little
-_TAIL = 20  # requests past a percentile, at the least
 LENGTH = 1024
-MOST_INSTANCES = 8  # of both pools together
 MOST_ASKED = 1024
-PRECISION = 0.02
-_BUDGETS = (512, 1024, 2048, 4096, 8192)  # tokens of a pass that are tried for chunks
-_QUICK = 0.3  # of the requests, to choose between settings
-_CURVE = (0.5, 0.75, 0.9, 1.0, 1.1, 1.25)  # of the goodput, in the curve
-_IDLE = 1000  # requests that are looked at alone
 _WHAT = {
     "colocated": "prompts whole, before any decoding",
     "chunked": "prompts in chunks, beside the decoding",
     "disaggregated": "prompts and decoding on GPUs of their own",
 }
-
-Progress = Callable[[str, int], None]  # what is searched, and points so far
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,7 +138,7 @@ class Goodput(Answer):
         rows = [row for row in self.curve if row["configuration"] == self.best]
         kept = {
             min(range(len(rows)), key=lambda i: abs(rows[i]["requests_per_s"] / self.requests_per_s - step))
-            for step in _CURVE
+            for step in CURVE
         }
         return [rows[i] for i in sorted(kept)]
 
@@ -168,22 +165,6 @@ def _bound_words(bound: dict[str, Any]) -> str:
         return f"{100 * bound['bound']:g}% within {' and '.join(inside)}"
     kind, _, share = bound["name"].partition("-")
     return f"{kind.upper()} {share} {seconds(bound['bound'])}"
-
-
-class _Run(NamedTuple):
-    """A configuration that can be simulated."""
-
-    name: str
-    setting: str
-    gpus: int
-    replicas: int
-    service: Service | Disaggregated
-
-
-class _Found(NamedTuple):
-    run: _Run
-    rate: float
-    points: list[Point]
 
 
 def goodput(
@@ -259,18 +240,18 @@ def goodput(
     if why_not is not None:
         return _unattainable(inputs, f"it does not fit: {why_not}", {}, (), work)
     whole = services.colocated(found, longest, scheduler="prefill-first", chunked=False)
-    alone = _alone(whole, mix, slo)
-    missed = [each for each in alone if each[1] > each[2]]
-    idle = {f"{name.replace('-', '_')}_s": value for name, value, _ in alone}
+    times = alone(whole, mix, slo)
+    missed = [each for each in times if each[1] > each[2]]
+    idle = {f"{name.replace('-', '_')}_s": value for name, value, _ in times}
     if missed:
         name, value, bound = max(missed, key=lambda each: each[1] / each[2])
-        why_not = f"one request alone has {_words(name)} {seconds(value)}, over {seconds(bound)}: more replicas can't help"
-        return _unattainable(inputs, why_not, idle, _remedies(found, mix, slo, longest), work)
+        why_not = f"one request alone has {words(name)} {seconds(value)}, over {seconds(bound)}: more replicas can't help"
+        return _unattainable(inputs, why_not, idle, remedies(found, mix, slo, longest), work)
     work.assume(
         f"every rate and placement gets the same requests (seed {seed}); the search ends within {100 * PRECISION:.0f}%"
     )
     work.assume("instances take requests in turn, and no prompt finds a prefix in the cache")
-    search = _Search(found, whole, mix, slo, longest, requests, progress or (lambda what, points: None), work)
+    search = Search(found, whole, mix, slo, longest, requests, progress or (lambda what, points: None), work)
     results, count = [], instances or 1
     if "disaggregated" in names:
         split = search.disaggregated(pools)
@@ -282,19 +263,6 @@ def goodput(
     if "colocated" in names:
         results.insert(0, search.colocated(count))
     return _answer(inputs, idle, results, search, work)
-
-
-def most_requests(slo: Slo) -> int:
-    """Requests that are drawn where nobody says how many; a run takes the first of them, as many as it needs."""
-    return max(MOST_REQUESTS, requests_for(slo))
-
-
-def requests_for(slo: Slo) -> int:
-    """Requests that a run needs for its percentiles: so many have to lie past the highest of them."""
-    shares = [bound.share for bound in slo.bounds if bound.kind != "itl"]
-    if slo.joint is not None:
-        shares.append(slo.joint.share)
-    return max(REQUESTS, *(round(_TAIL / (1 - share)) for share in shares), REQUESTS)
 
 
 def _known_configurations(names: Sequence[str]) -> list[str]:
@@ -350,321 +318,11 @@ def _unattainable(
     )
 
 
-# --- one request alone --------------------------------------------------------------------------------------------
-
-
-def _alone(service: Service, mix: Mix, slo: Slo) -> list[tuple[str, float, float]]:
-    """Name, value and bound of each bound, where every request has the service for itself."""
-    import numpy as np
-
-    pairs = zip(mix.isl[:_IDLE].tolist(), mix.osl[:_IDLE].tolist(), strict=True)
-    known: dict[tuple[int, int], tuple[float, float]] = {}
-    times = [known.setdefault(pair, services.idle(service, *pair)) for pair in pairs]
-    first, later = np.array([t for t, _ in times]), np.array([s for _, s in times])
-    whole = first + later * (mix.osl[:_IDLE] - 1)
-    values = {"ttft": first, "tpot": later, "itl": later, "e2e": whole}
-    found = [
-        (bound.name, float(np.quantile(values[bound.kind], bound.share)), bound.seconds)
-        for bound in slo.bounds
-    ]
-    if slo.joint is not None:
-        share = slo.joint.share
-        found.append((f"ttft-p{100 * share:g}", float(np.quantile(first, share)), slo.joint.ttft))
-        found.append((f"tpot-p{100 * share:g}", float(np.quantile(later, share)), slo.joint.tpot))
-    return found
-
-
-def _words(name: str) -> str:
-    kind, _, share = name.partition("-")
-    return f"{kind.upper()} {share}"
-
-
-def _remedies(found: Deployed, mix: Mix, slo: Slo, longest: int) -> tuple[dict[str, Any], ...]:
-    """What would let one request alone meet the SLO: more ranks, narrower weights, shorter prompts, another GPU."""
-    told: list[dict[str, Any]] = []
-
-    def tries(what: str, kind: str, flags: Deployment, card: Gpu, ranks: int) -> bool:
-        try:
-            other = placed(found.model, card, flags, longest, ranks, Working())
-            if refused(other, longest) is not None:
-                return False
-            whole = services.colocated(other, longest, scheduler="prefill-first", chunked=False)
-            alone = _alone(whole, mix, slo)
-        except InputError:
-            return False
-        if any(value > bound for _, value, bound in alone):
-            return False
-        values = ", ".join(f"{_words(name)} {seconds(value)}" for name, value, _ in alone)
-        told.append({"kind": kind, "what": what, "then": values})
-        return True
-
-    flags, ranks = found.flags, found.plan.tp
-    flags = replace(flags, max_num_batched_tokens=None, max_num_seqs=None)
-    node = found.gpu.max_gpus_per_node or MOST_INSTANCES
-    for more in (2 * ranks, 4 * ranks, 8 * ranks):
-        if more <= node and tries(f"--tp {more}", "tp", flags, found.gpu, more):
-            break
-    for dtype in ("fp8", "nvfp4"):
-        if dtype not in (flags.quantization, found.model.dtype) and tries(
-            f"--weights {dtype}", "weights", replace(flags, quantization=dtype), found.gpu, ranks
-        ):
-            break
-    from capplan.hardware.registry import all_gpus
-
-    faster = sorted(
-        (
-            card
-            for card in all_gpus()
-            if card.price_range and (card.memory_bandwidth or 0) > (found.gpu.memory_bandwidth or 0)
-        ),
-        key=lambda card: card.price_range or (inf, inf),
-    )
-    named = 0
-    for card in faster:
-        if named < 2 and card.id != found.gpu.id:
-            named += tries(f"--gpu {card.id}", "gpu", flags, card, ranks)
-    shorter = _longest_prompt(found, slo, longest)
-    if shorter:
-        told.append(
-            {"kind": "isl", "what": f"prompts of at most {tokens(shorter)}", "then": "one alone is in time"}
-        )
-    return tuple(told)
-
-
-def _longest_prompt(found: Deployed, slo: Slo, longest: int) -> int:
-    """Tokens of a prompt that one request alone has in time; 0 where TTFT is not what is missed."""
-    if slo.ttft == inf:
-        return 0
-    service = services.colocated(found, longest, scheduler="prefill-first", chunked=False)
-    if services.idle(service, 1, 2)[1] > slo.tpot or services.idle(service, 1, 2)[0] > slo.ttft:
-        return 0
-    low, high = 1, longest
-    while high - low > max(1, low // 100):
-        middle = (low + high) // 2
-        low, high = (middle, high) if services.idle(service, middle, 2)[0] <= slo.ttft else (low, middle)
-    return low if low < longest - 1 else 0
-
-
-# --- configurations -----------------------------------------------------------------------------------------------
-
-
-class _Search:
-    """The search for the goodput of each configuration, all with the same requests."""
-
-    def __init__(
-        self,
-        found: Deployed,
-        whole: Service,
-        mix: Mix,
-        slo: Slo,
-        longest: int,
-        requests: int | None,
-        tell: Progress,
-        work: Working,
-    ) -> None:
-        self.found, self.whole, self.slo, self.longest = found, whole, slo, longest
-        self.mix, self.requests, self.tell, self.work = mix, requests, tell, work
-        self.isl, self.osl = float(mix.isl.mean()), float(mix.osl.mean())
-        prefill, _ = services.idle(whole, self.isl, self.osl)
-        self.batch, self.step = self._decode_batch()
-        # where prefill and decode together fill half of the time of an instance
-        self.guess = 0.5 * found.ranks / (prefill + max(self.osl - 1, 0) * self.step / self.batch)
-        self.lasts = prefill + self.osl * self.step  # one request, under load
-
-    def count(self, run: _Run, share: float = 1.0) -> int:
-        """Requests of a run at the rates to be tried."""
-        if self.requests is not None:
-            return max(1, round(share * min(self.requests, len(self.mix))))
-        under_way = 2 * self.guess * run.replicas / self.found.ranks * self.lasts
-        return min(
-            len(self.mix), max(round(share * requests_for(self.slo)), round(_TIMES * share * under_way))
-        )
-
-    def colocated(self, instances: int) -> _Found:
-        return self.of(self._run("colocated", "", self.whole, instances))
-
-    def chunked(self, instances: int) -> _Found:
-        """With the budget of tokens that has the highest goodput, of those up to the flags' own."""
-        own = self.found.flags.max_num_batched_tokens or max(_BUDGETS)
-        budgets = sorted({budget for budget in _BUDGETS if budget < own} | {own})
-        runs = [
-            self._run(
-                "chunked",
-                f"{budget:,} tokens a pass",
-                services.colocated(self.found, self.longest, budget=budget),
-                instances,
-            )
-            for budget in budgets
-        ]
-        return self.of(self.best_of(runs))
-
-    def disaggregated(self, pools: tuple[int, int] | None) -> _Found | None:
-        """With pools in the ratio that the rates of one instance of each suggest; from there on, as long as it gains,
-        with more instances of the pool that is the limit.
-        """
-        import numpy as np
-
-        found = self.found
-        if found.flags.engine == "vllm":
-            self.work.assume(
-                "with pools the first token is the decode instance's, as vLLM's connectors give it out"
-            )
-        if pools is not None:
-            return self._linked(self._pools(*pools))
-        alone = self._run("disaggregated", "prefill alone", self.whole, 1)
-        few = _first(self.mix, self.count(alone, _QUICK))
-        prompts = type(few)(few.unit_times, few.isl, np.ones(len(few), dtype=np.int64))
-        prefill_rate = self.of(alone, prompts, 2 * self.guess, 8).rate
-        if not prefill_rate:
-            return None
-        decode_rate = found.ranks * self.batch / (max(self.osl - 1, 1) * self.step)
-        sizes = sorted(_ratios(MOST_INSTANCES), key=lambda size: size[0] / size[1])
-
-        def expected(size: tuple[int, int]) -> float:
-            return queueing.pools_goodput(size[0], prefill_rate, size[1], decode_rate, found.gpus, found.gpus)
-
-        at = max(range(len(sizes)), key=lambda i: (round(expected(sizes[i]), 9), -sum(sizes[i])))
-        self.work(
-            queueing.pool_ratio,
-            "from one instance of each pool",
-            prefill_rate=prefill_rate,
-            decode_rate=decode_rate,
-        )
-        self.work(
-            queueing.pools_goodput,
-            f"{sizes[at][0]} prefill, {sizes[at][1]} decode: where the search of a ratio begins",
-            prefills=sizes[at][0],
-            prefill_rate=prefill_rate,
-            decodes=sizes[at][1],
-            decode_rate=decode_rate,
-            prefill_gpus=found.gpus,
-            decode_gpus=found.gpus,
-        )
-        best, tried = None, {at}
-        while True:
-            one = self.quick(self._pools(*sizes[at]))
-            if best is not None and one.rate / one.run.gpus <= best.rate / best.run.gpus:
-                break
-            best = one
-            limits = _limits(one)
-            at += -1 if any(name[:4] in ("tpot", "itl-") for name in limits) else 1
-            if not 0 <= at < len(sizes) or at in tried:
-                break
-            tried.add(at)
-        return self._linked(best.run)
-
-    def _linked(self, run: _Run) -> _Found:
-        link = services.link_of(self.found.gpu, run.gpus, self.found.plan.tp)
-        self.work.assume(f"between pools the cache goes over {link.name}, layer by layer")
-        return self.of(run)
-
-    def _pools(self, prefills: int, decodes: int) -> _Run:
-        found, count = self.found, prefills + decodes
-        service = services.pools(
-            found,
-            self.longest,
-            prefills,
-            decodes,
-            typical=max(1, round(self.isl)),
-            first_token_at="decode" if found.flags.engine == "vllm" else "prefill",
-        )
-        setting = f"{prefills} prefill, {decodes} decode"
-        return _Run("disaggregated", setting, found.gpus * count, found.ranks * count, service)
-
-    def _run(self, name: str, setting: str, service: Service, instances: int) -> _Run:
-        replicas = instances * self.found.ranks
-        return _Run(name, setting, instances * self.found.gpus, replicas, replace(service, replicas=replicas))
-
-    def best_of(self, runs: list[_Run]) -> _Run:
-        """The one with the highest goodput a GPU, by a search with fewer requests."""
-        if len(runs) == 1:
-            return runs[0]
-        return max(reversed(runs), key=lambda run: self.quick(run).rate / run.gpus)
-
-    def quick(self, run: _Run) -> _Found:
-        """A search with fewer requests, to choose by."""
-        return self.of(run, _first(self.mix, self.count(run, _QUICK)), points=8)
-
-    def of(self, run: _Run, mix: Mix | None = None, guess: float | None = None, points: int = 12) -> _Found:
-        """The search of one setting."""
-        from capplan.capacity.simulator.loop import simulate
-        from capplan.capacity.simulator.slo import highest_rate
-
-        requests, tried = _first(self.mix, self.count(run)) if mix is None else mix, 0
-
-        def count(_: Point) -> None:
-            nonlocal tried
-            tried += 1
-            self.tell(f"{run.name} {run.setting}".strip(), tried)
-
-        rate, found = highest_rate(
-            lambda rate: simulate(requests.at(rate), run.service),
-            self.slo,
-            (guess or self.guess) * run.replicas / self.found.ranks,
-            precision=PRECISION,
-            most=points,
-            tried=count,
-        )
-        return _Found(run, rate, found)
-
-    def alone(self, run: _Run) -> _Run:
-        """One instance of a configuration without pools."""
-        from capplan.capacity.simulator.requests import Service
-
-        assert isinstance(run.service, Service)
-        service = replace(run.service, replicas=self.found.ranks)
-        return _Run(run.name, run.setting, self.found.gpus, self.found.ranks, service)
-
-    def fill(self, found: _Found) -> None:
-        """Rates of the curve that the search did not come by."""
-        from capplan.capacity.simulator.loop import simulate
-        from capplan.capacity.simulator.slo import Point, verdict
-
-        mix = _first(self.mix, self.count(found.run))
-        for step in _CURVE:
-            rate = step * found.rate
-            if not any(abs(point.rate / rate - 1) < 0.06 for point in found.points):
-                outcome = simulate(mix.at(rate), found.run.service)
-                found.points.append(Point(rate, outcome, verdict(outcome, self.slo)))
-
-    def _decode_batch(self) -> tuple[int, float]:
-        """The largest batch whose passes are inside the bound of TPOT and whose cache there is, and its pass [second]."""
-        service, context = self.whole, self.isl + self.osl / 2
-        held = int(service.blocks * service.block_size / (self.isl + self.osl))
-        low, high = 1, max(1, min(service.max_num_seqs, held)) + 1
-
-        def step(batch: int) -> float:
-            start, slope, _ = service.times.decode(batch, batch * context)
-            return start + slope * batch * context
-
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (middle, high) if step(middle) <= self.slo.tpot else (low, middle)
-        return low, step(low)
-
-
-def _ratios(most: int) -> list[tuple[int, int]]:
-    """Sizes of two pools of at most so many together, the smallest of each ratio."""
-    from math import gcd
-
-    return [(p, n - p) for n in range(2, most + 1) for p in range(1, n) if gcd(p, n) == 1]
-
-
-def _limits(found: _Found) -> tuple[str, ...]:
-    """The bounds that break first above the rate that was found."""
-    above = [point for point in found.points if point.rate > found.rate and not point.verdict.met]
-    return above[0].verdict.broken if above else ()
-
-
-def _first(mix: Mix, count: int) -> Mix:
-    return type(mix)(mix.unit_times[:count], mix.isl[:count], mix.osl[:count])
-
-
 # --- the answer ---------------------------------------------------------------------------------------------------
 
 
 def _answer(
-    inputs: dict[str, Any], idle: dict[str, float], results: list[_Found], search: _Search, work: Working
+    inputs: dict[str, Any], idle: dict[str, float], results: list[Found], search: Search, work: Working
 ) -> Goodput:
     rows = [_row(each, search.osl) for each in results]
     best = max(rows, key=lambda row: row["requests_per_s_per_gpu"], default=None)
@@ -712,7 +370,7 @@ def _bounds(verdict: Verdict) -> list[dict[str, Any]]:
     ]
 
 
-def _point(run: _Run, point: Point) -> dict[str, Any]:
+def _point(run: Run, point: Point) -> dict[str, Any]:
     outcome: Outcome = point.outcome
     totals = outcome.totals
     time = totals.seconds or inf
@@ -732,7 +390,7 @@ def _point(run: _Run, point: Point) -> dict[str, Any]:
     }
 
 
-def _row(found: _Found, osl: float) -> dict[str, Any]:
+def _row(found: Found, osl: float) -> dict[str, Any]:
     run, rate = found.run, found.rate
     at = next((point for point in found.points if point.rate == rate), None)
     return {
@@ -743,7 +401,7 @@ def _row(found: _Found, osl: float) -> dict[str, Any]:
         "requests_per_s": rate,
         "requests_per_s_per_gpu": rate / run.gpus,
         "output_tokens_per_s_per_gpu": rate * osl / run.gpus,
-        "limited_by": list(_limits(found)),
+        "limited_by": list(limits(found)),
         "bounds": _bounds(at.verdict) if at else [],
         "points": len(found.points),
         "requests": len(found.points[0].outcome.workload) if found.points else 0,
@@ -756,7 +414,7 @@ def _reasons(
     """Why the best one is: what stops each of the others, and what stops it."""
     told = []
     room = [
-        f"{_words(each['name'])} is {seconds(each['value'])} of {seconds(each['bound'])}"
+        f"{words(each['name'])} is {seconds(each['value'])} of {seconds(each['bound'])}"
         for each in best["bounds"]
         if not each["is_share"] and each["value"] is not None and each["name"] not in best["limited_by"]
     ]
@@ -781,14 +439,14 @@ def _reasons(
 
 
 def _limit_words(name: str) -> str:
-    return name if name == "saturation" or name.startswith("attainment") else _words(name)
+    return name if name == "saturation" or name.startswith("attainment") else words(name)
 
 
 def _stops(row: dict[str, Any], idle: dict[str, float]) -> str:
     """What stops a configuration, in words."""
-    limits = row["limited_by"]
-    kinds = {name.partition("-")[0] for name in limits}
-    named = " and ".join(_limit_words(each) for each in limits) or "nothing that was tried"
+    broken = row["limited_by"]
+    kinds = {name.partition("-")[0] for name in broken}
+    named = " and ".join(_limit_words(each) for each in broken) or "nothing that was tried"
     prompt = max((value for name, value in idle.items() if name.startswith("ttft")), default=None)
     if row["name"] == "colocated" and kinds & {"tpot", "itl"}:
         stall = f" for {seconds(prompt)}" if prompt else ""

@@ -96,6 +96,7 @@ def command(
     capplan goodput llama-3.1-8b --gpu h100 --isl 2k --osl 200 --attainment 90% --ttft 400ms --tpot 40ms --requests 400
     """
     from capplan.capacity.questions import goodput as question
+    from capplan.capacity.questions.goodput_search import most_requests
 
     bounds = {
         "ttft-p50": ttft_p50,
@@ -119,7 +120,7 @@ def command(
         trace_lengths=trace_lengths,
         trace=trace,
         burstiness=burstiness,
-        requests=question.most_requests(slo) if requests is None else requests,
+        requests=most_requests(slo) if requests is None else requests,
         seed=seed,
     )
     answer = question.goodput(
