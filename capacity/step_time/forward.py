@@ -440,10 +440,15 @@ def _compressed(plan: Layout, part: CompressedAttention, count: int, step: Step)
             continue
         pooled = tokens / part.ratio if part.ratio else 0.0
         seen = least(tokens, part.window) + least(pooled, part.top_k or None)
-        yield mla_decode(
-            "compressed_attention", sequences * queries, seen, heads=heads, latent=part.width - part.rope, rope=part.rope,
-            kv=plan.kv, count=count,
+        latent = part.width - part.rope
+        found = mla_decode(
+            "compressed_attention", sequences * queries, seen, heads=heads, latent=latent, rope=part.rope, kv=plan.kv,
+            count=count,
         )  # fmt: skip
+        # neighbouring queries read much the same vectors, which have to come from memory once
+        kept = least(tokens + queries / 2, part.window + queries) + pooled
+        held = sequences * kept * precision.latent_bytes(plan.kv, latent, part.rope)
+        yield found._replace(held=least(found.held, held))
         if part.index_dim:
             keys = tokens + queries / 2
             yield _index(sequences, queries * tokens, keys, part, count)

@@ -120,6 +120,11 @@ def _grouped_gemm(operation: Operation, chip: Chip) -> Terms:
     )
 
 
+def _wide(operation: Operation, chip: Chip) -> float:
+    """The peak of attention: in the cache's format where that has 16 bit or more, else in bf16."""
+    return chip.peaks[operation.dtype if operation.dtype in _SIXTEEN_BIT else "bf16"]
+
+
 def _decode(operation: Operation, chip: Chip) -> Terms:
     """A query a sequence: the cache is read once for all heads that share it; long contexts are divided."""
     of = chip.constants
@@ -136,7 +141,7 @@ def _decode(operation: Operation, chip: Chip) -> Terms:
         reading = least(reading, of.fp8_read * chip.cycles)
     return Terms(
         (start + pairs + of.split_us * tokens / (tokens + of.split_tokens)) * _US,
-        operation.flops * padded / (chip.peaks["bf16"] * of.attention_compute),
+        operation.flops * padded / (_wide(operation, chip) * of.attention_compute),
         operation.bytes / reading,
         of.attention_power,
     )
@@ -147,7 +152,7 @@ def _latent_decode(operation: Operation, chip: Chip) -> Terms:
     of = chip.constants
     # Blackwell's kernel multiplies an fp8 cache as it is, Hopper's widens it
     narrow = operation.dtype not in _SIXTEEN_BIT and chip.generation == "sm100"
-    peak = chip.peaks["fp8" if narrow else "bf16"]
+    peak = chip.peaks["fp8"] if narrow else _wide(operation, chip)
     padded = -(-operation.columns // _LATENT_ROWS) * _LATENT_ROWS / operation.columns
     tokens = operation.tokens
     pairs = operation.rows / chip.sms * of.pair_us
@@ -163,7 +168,7 @@ def _latent_decode(operation: Operation, chip: Chip) -> Terms:
 def _prefill(operation: Operation, chip: Chip) -> Terms:
     """Tiles of queries over the keys before them; each product of a query and a key costs an exponential too."""
     of = chip.constants
-    peak = chip.peaks["bf16"] * _reached(of.prefill, chip)
+    peak = _wide(operation, chip) * _reached(of.prefill, chip)
     if operation.variant == "fp8" and chip.paths["fp8"] == "fp8":
         peak *= of.fp8_gain
     tiles = operation.rows / _TILE * operation.columns

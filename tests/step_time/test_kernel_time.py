@@ -259,3 +259,14 @@ def test_between_nodes_the_network_is_slowest() -> None:
 
 def test_experts_that_nobody_chose_cost_a_start() -> None:
     assert 0 < seconds(experts(0.0), H200) < 100e-6
+
+
+def test_attention_runs_in_the_format_of_a_16_bit_cache() -> None:
+    """Gaudi 3 multiplies fp16 at 459 TFLOP/s, bf16 at 1,677."""
+    gaudi = chip_of(registry.gpu("gaudi3"))
+    for of in (prefill(8192.0, 8192.0, "", "fp16"), decode(64.0, 8192.0, "fp16", 64.0)):
+        assert seconds(of, gaudi) >= of.flops / gaudi.peaks["fp16"]
+    assert (
+        seconds(prefill(8192.0, 8192.0, "", "bf16"), gaudi)
+        < seconds(prefill(8192.0, 8192.0, "", "fp16"), gaudi) / 2
+    )

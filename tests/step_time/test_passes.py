@@ -166,6 +166,19 @@ def test_the_floor_of_a_prompt_is_its_work_at_the_peak() -> None:
     assert passes.floor(one, chip) == pytest.approx(work / 989.5e12, rel=1e-3)
 
 
+def test_queries_of_a_prompt_read_a_compressed_cache_from_memory_once() -> None:
+    """DeepSeek V4 Flash: 43 layers, 1,024 bytes a vector; a vector for each token, and pooled ones beside."""
+    chip, engine = CHIPS["b200"], ENGINES["vllm"]
+    held = passes.held_bytes(
+        one_pass(plan("deepseek-v4-flash"), chip, engine, Step(prompts=1.0, chunk=8000.0))
+    )
+    assert 43 * 8000 * 1024 < held["cache"] < 1.3 * 43 * 8000 * 1024
+    two = passes.held_bytes(
+        one_pass(plan("deepseek-v4-flash"), chip, engine, Step(prompts=2.0, chunk=8000.0))
+    )
+    assert two["cache"] == pytest.approx(2 * held["cache"])
+
+
 @pytest.mark.parametrize(
     ("name", "operation", "group"),
     [
