@@ -152,10 +152,10 @@ SWEEPS = {
         *("prompt", "linear_flops", "attention_flops", "attention_over_linear"),
         *("linear_peak_s", "peak_s", "linear_s", "time_s", "low_s", "high_s", "ttft_s", "passes"),
         *PARTS,
-        *(*LIMITS, "utilisation"),
+        *(*LIMITS, "utilisation", "fits"),
     ],
     ("decode", *LLAMA[:5], "--batch", "8"): [
-        *("context", "batch", "fits", "most_batch", "time_s", "low_s", "high_s"),
+        *("context", "batch", "fits", "most_batch", "most_by", "time_s", "low_s", "high_s"),
         *PARTS,
         *(*LIMITS, "tokens_per_s", "tokens_per_s_per_gpu", "tokens_per_s_per_user"),
         *("weight_bytes_read", "cache_bytes_read", "floor_s", "time_over_floor"),

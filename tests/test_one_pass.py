@@ -146,6 +146,10 @@ CODES = {
     "some-fit": (("decode", "llama-3.1-8b", "--gpu", "l4", "--tp", "1", "--batch", "1,512"), 0),
     "all-of-the-usual": (("decode", "qwen3-0.6b", "--gpu", "h200"), 0),
     "none-asked-fits": (("decode", "llama-3.1-8b", "--gpu", "l4", "--tp", "1", "--batch", "256,512"), 1),
+    "more-than-is-allowed": (
+        ("decode", "qwen3-0.6b", "--gpu", "h100", "--max-num-seqs", "8", "--batch", "16"),
+        1,
+    ),
     "weights-do-not-fit": (("decode", "llama-3.3-70b", "--gpu", "l4", "--tp", "1"), 1),
 }
 
@@ -154,7 +158,8 @@ CODES = {
 def test_exit_code(args: tuple[str, ...], code: int, run: Run) -> None:
     found, out, _ = run(*args)
     assert found == code
-    assert ("do not fit in memory" in out.splitlines()[0]) == (code == 1)
+    bound = "more than max-num-seqs allows" if "--max-num-seqs" in args else "do not fit in memory"
+    assert (bound in out.splitlines()[0]) == (code == 1)
     rows = json.loads(run(*args, "--json")[1])["result"]["at"]
     assert any(row["fits"] for row in rows) == (code == 0)
     for row in rows:
@@ -337,3 +342,35 @@ def test_a_prompt_takes_the_builds_that_other_passes_take() -> None:
     named = prefill("llama-3.1-8b", "h100-sxm", weights="awq", contexts=[1000])
     assert named.inputs["weights"] == "int4"
     assert named.inputs["deployment"]["quantization"] == "awq"
+
+
+def test_what_bounds_a_batch_is_told(run: Run) -> None:
+    """Memory would hold hundreds; the flag is what stands in the way."""
+    flags = ("qwen3-0.6b", "--gpu", "h100", "--max-num-seqs", "8", "--context", "1000")
+    out = run("decode", *flags, "--batch", "8,16")[1]
+    assert "max-num-seqs allows 8 sequences" in out
+    assert "memory holds 8" not in out
+    assert (
+        "max-num-seqs allows 8 sequences of 1,001 tokens in a pass, not 16"
+        in run("ops", *flags, "--batch", "16")[1]
+    )
+
+
+def test_a_prompt_that_does_not_fit_is_an_answer(run: Run) -> None:
+    code, out, _ = run("prefill", "llama-3.3-70b", "--gpu", "l4", "--tp", "1", "--context", "1000")
+    assert code == 1
+    assert "it does not fit in memory" in out.splitlines()[0]
+    some = prefill("llama-3.1-8b", "l4", contexts=[1000, 100_000], tp=1)
+    assert [row["fits"] for row in some.at] == [True, False]
+    assert some.fits
+
+
+def test_a_prompt_of_nothing_is_named_as_such(run: Run) -> None:
+    code, out, err = run(*COMMANDS["ops"], "--prompt", "0")
+    assert (code, out) == (2, "")
+    assert "prompt 0 is not a whole number of tokens" in err
+
+
+def test_the_bounds_of_a_flag_are_printed_like_its_value(run: Run) -> None:
+    err = run("perf", "llama-3.1-8b", "--gpu", "h100", "--isl", "1T")[2]
+    assert "max_model_len 1,000,000,001,024 is not a whole number from 1 to 1,000,000,000,000" in err

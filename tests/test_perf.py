@@ -213,6 +213,14 @@ def test_a_request_longer_than_the_engine_takes_does_not_fit(run: Run) -> None:
     code, out, _ = run("perf", "llama-3.1-8b", "--gpu", "h100", "--isl", "6000", "--max-model-len", "4096")
     assert code == 1
     assert "a request of 7,024 tokens is longer than max_model_len 4,096" in out
+    assert "on 1 x h100-sxm does not fit" in out  # nor on more of them
+
+
+def test_whole_requests_run_at_once() -> None:
+    """0.9 of a request is none, and no more decode than fit."""
+    found = perf("llama-3.3-70b", "h200", Deployment(quantization="fp8"), concurrency=[512], tp=1)
+    assert found.most_requests == int(found.most_requests or 0)
+    assert found.at[0]["decode_batch"] <= found.most_requests * (1 + 1e-9)
 
 
 REFUSED = {

@@ -53,12 +53,13 @@ class Decode(Answer):
             f"({seconds(row['low_s'])} - {seconds(row['high_s'])}) with {what}"
         )
         if not row["fits"]:
-            headline += ", which do not fit in memory"
+            memory = row["most_by"] == "memory"
+            headline += ", which do not fit in memory" if memory else ", more than max-num-seqs allows"
         tables = []
         for context in dict.fromkeys(row["context"] for row in self.at):
             rows = [row for row in self.at if row["context"] == context]
             most = rows[0]["most_batch"]
-            room = "no bound on the batch" if most is None else f"memory holds {counted(most, 'sequence')}"
+            room = "no bound on the batch" if most is None else pass_parts.holds(rows[0]["most_by"], most)
             times = tuple(_cells(row) for row in rows)
             columns = (
                 "batch",
@@ -167,10 +168,8 @@ def decode(
             shown[batch, context] = one
     for row in rows:
         if not row["fits"] and batches is not None:
-            held = counted(row["most_batch"], "sequence")
-            work.warn(
-                f"memory holds {held} of {tokens(row['context'])} in a pass: batches in brackets do not fit"
-            )
+            holds = pass_parts.holds(row["most_by"], row["most_batch"])
+            work.warn(f"{holds} of {tokens(row['context'])} in a pass: batches in brackets do not fit")
     top = headline_row(rows)
     one, what = shown[top["batch"], top["context"]], f"batch {top['batch']:,} at {tokens(top['context'])}"
     pass_parts.show_working(found, one, work, what)
@@ -195,6 +194,7 @@ def _row(
         "batch": batch,
         "fits": batch <= most,
         "most_batch": int(most) if most < asked.MOST_TOKENS else None,
+        "most_by": found.bounded_by(context),
         **time,
         **pass_parts.groups_of(parts),
         **pass_parts.limits_of(parts),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from math import inf
+from math import floor, inf
 from typing import TYPE_CHECKING
 
 from capplan.capacity.engines.budget import Budget, budget
@@ -46,9 +46,13 @@ class Deployed:
         return self.plan.tp * self.plan.pp * self.plan.dp
 
     def most(self, tokens: float) -> float:
-        """Sequences of so many tokens that one data-parallel rank can hold at once."""
+        """Sequences of so many tokens that one data-parallel rank can have at once: as many as fit, and are allowed."""
         held = max(0.0, self.memory.kv) * self.plan.pp / sequence_bytes(self.plan, tokens)
-        return min(held, float(self.flags.max_num_seqs or inf))
+        return min(floor(held), float(self.flags.max_num_seqs or inf))
+
+    def bounded_by(self, tokens: float) -> str:
+        """Which of the two bounds them: memory or max-num-seqs."""
+        return "max-num-seqs" if self.flags.max_num_seqs == self.most(tokens) else "memory"
 
 
 def deployed(model: Model, gpu: Gpu, asked: Deployment) -> Deployed:

@@ -15,6 +15,7 @@ from capplan.capacity.step_time.calibration import Calibration
 from capplan.capacity.step_time.forward import Step
 from capplan.capacity.step_time.kernel_time import spread
 from capplan.capacity.step_time.passes import Pass, Timed, one_pass
+from capplan.errors import InputError
 from capplan.models.resolve import with_tower
 from capplan.models.spec import Model
 from capplan.units import counted, seconds, tokens
@@ -148,7 +149,10 @@ def ops(
     work.assume(*asked.assumed_of(spec), *towers)
     batch = asked.known_batches([batch])[0]
     if prompt is not None:
-        prompt = asked.known_contexts(prompt, spec, work)[0]
+        try:
+            prompt = asked.whole_tokens(prompt)
+        except InputError as error:
+            raise InputError(str(error).replace("context", "prompt", 1)) from error
     empty = prompt is not None and not context
     context = 0 if empty else asked.known_contexts(context, spec, work)[0]
     length = context + (prompt or 1)
@@ -165,9 +169,8 @@ def ops(
             )
     most = pass_parts.most_of(found, length)
     if batch > most:
-        work.warn(
-            f"memory holds {counted(int(most), 'sequence')} of {tokens(length)} in a pass, not {batch:,}"
-        )
+        holds = pass_parts.holds(found.bounded_by(length), most)
+        work.warn(f"{holds} of {tokens(length)} in a pass, not {batch:,}")
     work.assume(*found.assumptions, pass_parts.RANGE)
     one = one_pass(found.plan, found.chip, found.engine, step)
     off = None if calibration is None else calibration.tpot_off if prompt is None else calibration.ttft_off

@@ -74,6 +74,12 @@ def most_of(found: Deployed, length: int) -> float:
     return found.most(length) / found.plan.pp
 
 
+def holds(bounded_by: str, most: float) -> str:
+    """How many sequences a pass can have, and what sets that."""
+    what = "memory holds" if bounded_by == "memory" else "max-num-seqs allows"
+    return f"{what} {counted(int(most), 'sequence')}"
+
+
 def readers(inputs: dict[str, Any]) -> str:
     """Whose bytes an answer tells."""
     stages = inputs["deployment"]["pipeline_parallel_size"]

@@ -240,7 +240,7 @@ def perf(
         weight_bytes=found.memory.weights,
         kv_bytes=max(0.0, found.memory.kv),
         most_requests=most if isfinite(most) else None,
-        most_by=_bound(found, isl + osl),
+        most_by=found.bounded_by(isl + osl),
         engine_constants=_constants(found, calibration),
         at=tuple(rows),
         **work.shown(),
@@ -297,6 +297,8 @@ def placed(
         except InputError as error:  # heads or data-parallel replicas that can't be divided so
             why = why or error
             continue
+        if longest > (flags.max_model_len or longest):  # more ranks would not help
+            break
         if refused(last, longest) is None:
             fewest = fewest or last
             if last.most(longest) * last.ranks >= requests:
@@ -451,13 +453,8 @@ def row(
 def _limit(found: Deployed, serving: Serving, longest: int, concurrency: float) -> str:
     """What stands in the way of more: the cache, the engine's own bound of a batch, prompts, or decoding."""
     if concurrency > found.most(longest):
-        return _bound(found, longest)
+        return found.bounded_by(longest)
     return "prefill" if serving.prefill_share > _PREFILL_BOUND else "decode"
-
-
-def _bound(found: Deployed, longest: int) -> str:
-    """What bounds the requests that run at once."""
-    return "max-num-seqs" if found.flags.max_num_seqs == found.most(longest) else "memory"
 
 
 def given(found: Deployed, calibration: Calibration | None, work: Working) -> None:

@@ -40,6 +40,11 @@ class Prefill(Answer):
     rate_tokens_per_s: float  # linear layers at the utilisation, or the longest prompt by its time
     at: tuple[dict[str, Any], ...]  # one entry a prompt length
 
+    @property
+    def fits(self) -> bool:
+        """False when no prompt fits beside the weights; of the work alone that is not asked."""
+        return any(row.get("fits", True) for row in self.at)
+
     def sweep(self) -> list[dict[str, Any]]:
         return [dict(row) for row in self.at]
 

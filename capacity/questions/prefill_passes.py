@@ -51,14 +51,18 @@ def by_operations(
     work.assume(*found.assumptions)
     if calibration is None or calibration.ttft_off is None:
         work.assume(pass_parts.RANGE)
+    fitting = {prompt: found.most(prompt) >= 1 for prompt in prompts}
     for prompt in prompts:
-        if found.most(prompt) < 1:
+        if not fitting[prompt]:
             work.warn(f"no request of {tokens(prompt)} fits in memory: the time is that of its passes alone")
     weights = quantized(spec, found.flags.quantization).dtype
     done = work_of_prompts(spec, card, weights, prompts, "engine", None, work, gpus=found.plan.tp)
     passes = {prompt: passes_of(found, prompt) for prompt in prompts}
     off = calibration.ttft_off if calibration else None
-    rows = tuple(_row(found, row, passes[row["prompt"]], off) for row in done.pop("at"))
+    rows = tuple(
+        _row(found, row, passes[row["prompt"]], off) | {"fits": fitting[row["prompt"]]}
+        for row in done.pop("at")
+    )
     last = rows[-1]
     pass_parts.show_working(
         found, passes[last["prompt"]][-1][1], work, f"the last pass of {tokens(last['prompt'])}"
@@ -132,6 +136,8 @@ def report(answer: Prefill) -> Report:
         f"{seconds(last['time_s'])} ({seconds(last['low_s'])} - {seconds(last['high_s'])}), "
         f"{100 * last['utilisation']:.0f}% of the peak"
     )
+    if not last["fits"]:
+        headline += "; it does not fit in memory"
     rows = tuple(
         (
             f"{row['prompt']:,}",
