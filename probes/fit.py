@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from capplan.probes.probe import Row, Value
 
+_ABOVE = 2.0  # of the best rate seen: a roof may lie so far above it where no row is bound by it
 _NO_START = 1e-9  # s
 _SMALL = 1e-3  # of a logarithm: where a fit stops
 _POWERS = (1.0, 8.0)  # that join computing and moving: one after the other, to nearly the maximum
@@ -62,6 +63,8 @@ def roof(flops: Sequence[float], sizes: Sequence[float], times: Sequence[float])
     def off(where: Sequence[float]) -> float:
         found = Roof(*map(exp, where))
         if not _POWERS[0] <= found.power <= _POWERS[1]:
+            return inf
+        if found.peak > _ABOVE * peak or found.bandwidth > _ABOVE * bandwidth:
             return inf
         return sum(abs(log(found(f, b) / t)) for f, b, t in rows)
 

@@ -8,6 +8,7 @@ from typing import Any
 from capplan.probes.probe import Row, Value, probe
 
 DRIFT = 0.03  # of the first row, repeated at the end: more is told
+_MOST = 1e18  # of a constant: FLOP/s, byte/s, byte; no device has so much
 _USED = ("pass", "warn")
 
 
@@ -26,7 +27,10 @@ def derived_of(rows: Sequence[Row]) -> tuple[dict[str, Any], list[str]]:
             told.append(f"{name}: no constants follow from its rows: {type(error).__name__}: {error}")
             continue
         for path, each in values.items():
-            put(found, path, each)
+            if 0.0 <= each.lo <= each.value <= each.hi <= _MOST:
+                put(found, path, each)
+            else:  # the rows do not tell it
+                told.append(f"{path}: {each.value:.3g} {each.unit} can't be, and is left out")
         for row, time in zip(own, predicted, strict=False):
             if time is not None and row["time_s"]:
                 row["predicted_s"], row["rel_err"] = time, time / row["time_s"]["median"] - 1.0

@@ -33,8 +33,8 @@ def known_tier(tier: str) -> Tier:
         return "engine"
     if tier == "measured":
         raise InputError(
-            "tier 'measured' needs a calibration file, which perf, compare, decode, prefill and ops take with "
-            "--calibration; use engine"
+            "tier 'measured' needs a calibration file, which fit, perf, compare, decode, prefill and ops take "
+            "with --calibration; use engine"
         )
     nearest = near_misses(tier, TIERS, count=1) if isinstance(tier, str) else []
     hint = f"; did you mean {nearest[0]!r}?" if nearest else ""

@@ -20,6 +20,7 @@ from capplan.models.spec import Model, State
 from capplan.units import gib, tokens
 
 if TYPE_CHECKING:
+    from capplan.capacity.step_time.calibration import Calibration
     from capplan.hardware.spec import Gpu
     from capplan.report import Report
 
@@ -126,12 +127,14 @@ def engine_fit(
     deployment: Deployment | None = None,
     *,
     contexts: Sequence[int] | None = None,
+    calibration: Calibration | None = None,
 ) -> EngineFit:
     """The memory of one rank under an engine, and whether the engine starts.
 
     model, gpu: registry names, a path to a config.json, or a Model and a Gpu.
     deployment: the engine, its version and flags; what is None is the engine's default of that version.
     contexts: further lengths of a request to count.
+    calibration: of the probes on this GPU: the memory is what they saw.
 
     Raises UnknownNameError, DataFileError, InputError.
 
@@ -144,6 +147,9 @@ def engine_fit(
     spec, towers = with_tower(spec)
     work = Working()
     work.assume(*asked.assumed_of(spec), *towers)
+    if calibration is not None:
+        card = gpu_terms.with_memory(card, calibration)
+        work.assume(f"memory is from {calibration.name}, measured on {calibration.created}")
     device, plan = device_of(card), checked(deployment or Deployment())
     servable(spec, plan)
     gpu_terms.memory(card, "engine", work)
@@ -194,6 +200,7 @@ def engine_fit(
             "engine_version": flags.version,
             "deployment": {name: getattr(flags, name) for name in Deployment.__slots__},
             "contexts": list(contexts or ()),
+            **({"calibration": calibration.name} if calibration else {}),
         },
         gpus=flags.gpus,
         memory_bytes=rank.total,
@@ -227,7 +234,7 @@ def checked(plan: Deployment) -> Deployment:
     for name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size"):
         given = getattr(plan, name)
         if given is not None and not 1 <= given <= asked.MOST_TOKENS:
-            raise InputError(f"{name} {given:.6g} is not a whole number from 1 to {asked.MOST_TOKENS:,}")
+            raise InputError(f"{name} {given:,} is not a whole number from 1 to {asked.MOST_TOKENS:,}")
     share = plan.gpu_memory_utilization
     if share is not None and not 0 < share <= 1:
         raise InputError(f"gpu_memory_utilization {share} is not a share above 0 and up to 1")

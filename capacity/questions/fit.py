@@ -17,6 +17,7 @@ from capplan.models.spec import Model
 from capplan.units import counted, gib, tokens
 
 if TYPE_CHECKING:
+    from capplan.capacity.step_time.calibration import Calibration
     from capplan.hardware.spec import Gpu
     from capplan.report import Report
 
@@ -132,6 +133,7 @@ def fit(
     context: int | None = None,
     reserve: float | None = None,
     tier: str = "engine",
+    calibration: Calibration | None = None,
 ) -> Fit:
     """The memory budget of one GPU and the requests that fit in it.
 
@@ -142,6 +144,7 @@ def fit(
     reserve: bytes kept back; 4 GiB when not given.
     tier: `whiteboard` (label in decimal GB, one precision throughout) or `engine` (memory a process sees,
     tensors one by one).
+    calibration: of the probes on this GPU: the memory is what they saw.
 
     Raises UnknownNameError, DataFileError, InputError.
 
@@ -154,6 +157,11 @@ def fit(
     wanted = context if contexts is None else contexts
     work = Working()
     work.assume(*asked.assumed_of(spec))
+    if calibration is not None:
+        if level == "whiteboard":
+            raise InputError("--tier whiteboard takes the label's memory: a calibration does not go with it")
+        device = gpu_terms.with_memory(device, calibration)
+        work.assume(f"memory is from {calibration.name}, measured on {calibration.created}")
     lengths = asked.known_contexts(wanted, spec, work)
     weights, kv = asked.weights_precision(weights, spec), asked.kv_precision(kv, spec)
 
@@ -190,7 +198,8 @@ def fit(
             "kv": kv,
             "contexts": lengths,
             "reserve_bytes": reserve,
-            "tier": level,
+            "tier": "measured" if calibration else level,
+            **({"calibration": calibration.name} if calibration else {}),
         },
         memory_bytes=memory,
         memory_label_bytes=device.memory_label_bytes,

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from capplan.capacity import precision
 from capplan.capacity.answer import Working
 from capplan.capacity.questions.asked import Tier
-from capplan.errors import DataFileError
+from capplan.capacity.step_time.measured_kernels import refuse
+from capplan.errors import DataFileError, InputError
 from capplan.units import gib
 
 if TYPE_CHECKING:
+    from capplan.capacity.step_time.calibration import Calibration
     from capplan.hardware.spec import Gpu
 
 # A process sees this much less than the driver reports when its own figure is not known: what the driver
@@ -46,6 +49,25 @@ def memory(gpu: Gpu, tier: Tier, work: Working) -> float:
         return work.read("memory", reported - kept, "byte", f"{source_of(gpu, 'memory.reported')}{less}")
     work.assume(f"neither the reported nor the visible memory of {gpu.id} is known: the label in decimal GB")
     return work.read("memory", label, "byte", source_of(gpu, "memory.label"))
+
+
+def with_memory(gpu: Gpu, found: Calibration) -> Gpu:
+    """A GPU with the memory that a process was measured to see. Raises InputError for a calibration without it, or of
+    another GPU."""
+    refuse(found, gpu)
+    leaf = found.leaves.get("memory.total_bytes")
+    if leaf is None:
+        raise InputError(f"calibration {found.name!r} has no memory (capplan probe run --only memory)")
+    from capplan.hardware.reading import Value
+    from capplan.hardware.spec import Source
+
+    seen = Value(leaf.value, "GiB", "calibration", "read")
+    return replace(
+        gpu,
+        memory_visible_bytes=leaf.value,
+        values={**gpu.values, "memory.process_visible": seen},
+        sources={**gpu.sources, "calibration": Source("calibration", str(found.created), found.name)},
+    )
 
 
 def memory_name(tier: str, used: float, visible: float | None) -> str:

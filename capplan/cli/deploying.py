@@ -38,7 +38,11 @@ Isl = Annotated[str, typer.Option("--isl", metavar="TOKENS", help="Tokens of a p
 Osl = Annotated[str, typer.Option("--osl", metavar="TOKENS", help="Tokens of an answer.")]
 CalibrationFile = Annotated[
     str | None,
-    _flag("--calibration", "FILE", "A calibration file (capplan calibrate): its constants of the engine."),
+    _flag(
+        "--calibration",
+        "FILE",
+        "Measured constants: of the engine (capplan calibrate), or of the GPU's kernels (capplan probe run).",
+    ),
 ]
 
 

@@ -13,6 +13,7 @@ from capplan.errors import ExitCode, InputError, UnknownNameError
 
 if TYPE_CHECKING:
     from capplan.capacity.engines.deployment import Deployment
+    from capplan.capacity.step_time.calibration import Calibration
 
 _GROUP = "With an engine: what it will do with the memory"
 
@@ -70,6 +71,12 @@ def command(
         str | None,
         _flag("--emit", "ENGINE", "Print the command line that serves it so: vllm, sglang or trtllm."),
     ] = None,
+    calibration: Annotated[
+        str | None,
+        typer.Option(
+            "--calibration", metavar="FILE", help="A file of capplan probe run: the memory that it saw."
+        ),
+    ] = None,
     json: opt.Json = False,
     csv: opt.Csv = False,
     explain: opt.Explain = False,
@@ -120,7 +127,13 @@ def command(
                 "--reserve, --tier and --plot do not go with an engine's flags: it has a budget of its own"
             )
         deployment = _deployment(flags, weights, kv)
-        found = engine_fit(asked, gpu, deployment, contexts=opt.context_list(context))
+        found = engine_fit(
+            asked,
+            gpu,
+            deployment,
+            contexts=opt.context_list(context),
+            calibration=_calibration(calibration),
+        )
         if command_for is not None:
             _print_command(deployment, asked, command_for)
             sys.stderr.write(f"note: {found.report().headline}\n")
@@ -136,8 +149,17 @@ def command(
         contexts=opt.context_list(context),
         reserve=opt.size("--reserve", reserve),
         tier=tier,
+        calibration=_calibration(calibration),
     )
     raise typer.Exit(emit(answer, as_json=json, as_csv=csv, explain=explain, plot=plot))
+
+
+def _calibration(path: str | None) -> Calibration | None:
+    if path is None:
+        return None
+    from capplan.capacity.step_time.calibration import read_calibration
+
+    return read_calibration(path)
 
 
 def _deployment(flags: dict[str, Any], weights: str, kv: str) -> Deployment:

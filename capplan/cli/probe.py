@@ -159,7 +159,12 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "compare": compare,
     "validate": validate,
 }
-HELP = "Microkernels on the device at hand, and the calibration file that they write."
+HELP = """Measure the device at hand, and see what that changes.
+
+capplan probe list
+
+capplan probe run --profile quick --only launch
+"""
 
 
 @contextmanager

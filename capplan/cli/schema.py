@@ -51,7 +51,7 @@ def command(
         str | None, typer.Argument(metavar="ANSWER", help="An answer; their names are listed without.")
     ] = None,
 ) -> None:
-    """The JSON Schema of what a command prints with --json, or of the file that probe run writes.
+    """The JSON Schema of what --json prints, or of the file of probe run.
 
     capplan schema
 

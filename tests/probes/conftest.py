@@ -135,6 +135,9 @@ def _rows(
 ) -> Iterator[Row]:
     assert seen.bandwidth
     assert seen.host_link
+    told = {"total_bytes": float(seen.memory_bytes), "free_bytes": 0.9 * seen.memory_bytes}
+    told |= {"filled_bytes": 0.8 * seen.memory_bytes, "context_bytes": 5e8}
+    yield made_row("memory", {"fill": 0.97}, 0.1, spread, mode="eager", cache="uncertain", values=told)
     for op, times in (("read", 1), ("copy", 2), ("write", 1), ("triad", 3)):
         for mib in (16, 256, 4096):
             size = float(times * mib * 2**20)

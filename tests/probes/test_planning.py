@@ -22,6 +22,9 @@ from capplan.capacity.step_time.measured_kernels import kernel_constants, with_k
 from capplan.capacity.step_time.operations import gemm
 from capplan.errors import InputError
 from capplan.hardware.registry import gpu
+from capplan.probes.probe import Derived, Value
+from capplan.probes.suite import hbm
+from capplan.probes.verdict import derived_of
 
 Run = Callable[..., tuple[int, str, str]]
 Made = Callable[..., dict[str, Any]]
@@ -387,5 +390,50 @@ def test_four_pictures_of_a_device(tmp_path: Path, run: Run) -> None:
     code, _, err = run("probe", "report", str(MADE), "--plot", "h200.svg")
     assert (code, err) == (0, "")
     text = (tmp_path / "h200.svg").read_text()
-    for title in ("Roofline", "Products by rows", "Decode attention", "Weights by a growing batch", "not measured"):
+    for title in (
+        "Roofline",
+        "Products by rows",
+        "Decode attention",
+        "Weights by a growing batch",
+        "not measured",
+    ):
         assert title in text  # matplotlib keeps the words in comments
+
+
+def test_fit_has_the_memory_that_was_seen(file: Callable[..., Path], run: Run) -> None:
+    less = int(0.98 * 139.8 * 2**30)
+
+    def smaller(made: dict[str, Any]) -> None:
+        leaf = made["derived"]["memory"]["total_bytes"]
+        leaf.update(value=less, lo=less, hi=less)
+
+    path = str(file(change=smaller))
+    for flags in ((), ("--engine", "vllm")):
+        line = ("fit", "llama-3.3-70b", "--gpu", "h200", "--weights", "fp8", *flags)
+        code, out, err = run(*line, "--json", "--calibration", path)
+        assert (code, err) == (0, "")
+        document = json.loads(out)
+        assert document["result"]["memory_bytes"] == less
+        assert document["inputs"]["calibration"]
+        assert any("memory is from" in text for text in document["assumptions"])
+        assert json.loads(run(*line, "--json")[1])["result"]["memory_bytes"] > less
+    _, out, _ = run(
+        "fit", "llama-3.3-70b", "--gpu", "h200", "--weights", "fp8", "--calibration", path, "--explain"
+    )
+    assert f"{Path(path).name}, checked 2026-11-29" in out
+    code, _, err = run("fit", "llama-3.3-70b", "--gpu", "h100", "--weights", "fp8", "--calibration", path)
+    assert code == 2
+    assert "is of 'h200-sxm', not of 'h100-sxm'" in err
+
+
+def test_constants_that_can_not_be_are_left_out(
+    monkeypatch: pytest.MonkeyPatch, row: Callable[..., Any]
+) -> None:
+    endless = Value(1e30, "byte/s", 1e30, 1e30, 1)
+    monkeypatch.setattr(hbm, "derive", lambda rows: Derived({"hbm.read_bps": endless}))
+    rows = [row("hbm", {"op": "read", "mib": 1, "dtype": "fp32"}, 1e-3, bytes=2.0**20) | {"id": 0}]
+    derived, told = derived_of(rows)
+    assert derived == {}
+    assert told == ["hbm.read_bps: 1e+30 byte/s can't be, and is left out"]
+    monkeypatch.setattr(hbm, "derive", lambda rows: 1 / 0)
+    assert "no constants follow from its rows: ZeroDivisionError" in derived_of(rows)[1][0]
