@@ -10,7 +10,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from importlib.util import find_spec
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from capplan.probes import paged
 from capplan.probes.kernels import ready
@@ -23,18 +23,34 @@ if TYPE_CHECKING:
 
 Call = Callable[[], "Tensor"]
 
-# Tilings to try on a GPU: (tokens, warps, stages), where two stages of a tile wait for the table, so that few stages hold
-# one tile; and with latents (heads, tokens, warps, stages), as 512 of them fill the registers
-TILINGS = ((64, 4, 3), (64, 4, 5), (128, 8, 3), (128, 8, 5), (32, 4, 5))
-LATENT_TILINGS = ((16, 32, 4, 2), (16, 64, 4, 2), (32, 64, 8, 2), (64, 32, 8, 2), (64, 64, 8, 2))
-_PROGRAMS = 16  # an SM: so many that the last wave is short
+# Tilings to try on a GPU: the kernel's own, and the programs an SM that the splits are to make. Two stages of a tile wait
+# for the table, so few stages hold one tile. Latents fill the registers, and their means weigh as much as a tenth of what
+# is read: few splits.
+TILINGS = (
+    ((64, 4, 3), 16),
+    ((64, 4, 3), 8),
+    ((64, 4, 5), 8),
+    ((128, 8, 3), 8),
+    ((128, 8, 5), 4),
+    ((32, 4, 5), 16),
+)
+LATENT_TILINGS = (
+    ((16, 32, 4, 2), 4),
+    ((16, 64, 4, 2), 4),
+    ((32, 64, 8, 2), 2),
+    ((64, 32, 8, 2), 2),
+    ((64, 64, 8, 2), 2),
+)
 _LEAST = 256  # tokens of a split, below which joining costs more than it saves
 _MOST = 128  # splits
 
 
-def splits_of(batch: int, kv_heads: int, length: int, device: Device) -> int:
-    """Into how many splits a sequence is cut, so that every SM has work and no split is too short to be worth it."""
-    wanted = -(-_PROGRAMS * device.sm_count // (batch * kv_heads))
+def splits_of(programs: int, at_once: int, length: int, device: Device) -> int:
+    """Into how many splits a sequence is cut, so that every SM has its programs and no split is too short to be worth it.
+
+    at_once: programs that there are without splits: sequences times KV heads, or times blocks of heads.
+    """
+    wanted = -(-programs * device.sm_count // at_once)
     return max(1, min(wanted, -(-length // _LEAST), _MOST))
 
 
@@ -56,9 +72,7 @@ def prepare(
 ) -> Call:
     """The call of one kernel. length: of the longest sequence [token]. tiling: the number of one. Raises Skipped."""
     if kernel == "triton":
-        return triton(
-            q, cache, scale, splits_of(q.shape[0], cache.k.shape[2], length, device), device, tiling
-        )
+        return triton(q, cache, scale, length, device, tiling)
     makers = {
         "gather": gather,
         "flash_attn_3": flash_attn_3,
@@ -96,23 +110,24 @@ def fastest(kernel: str, q: Tensor, cache: Cache, scale: float, length: int, dev
     return min(found, key=lambda number: times[number])
 
 
-def triton(q: Tensor, cache: Cache, scale: float, splits: int, device: Device, tiling: int = 0) -> Call:
+def triton(q: Tensor, cache: Cache, scale: float, length: int, device: Device, tiling: int = 0) -> Call:
     """The split-KV kernels of kernels/: of latents where V is a part of K, else with V of its own. Raises Skipped."""
     ready(device)
     import torch
 
     from capplan.probes.kernels import latent_decode, paged_decode
 
+    kernel: Any = latent_decode if _latent(cache) else paged_decode
+    sizes, programs = (LATENT_TILINGS if _latent(cache) else TILINGS)[tiling]
+    cut = kernel.Tiling(*sizes)
+    blocks = -(-q.shape[1] // cut.rows) if _latent(cache) else cache.k.shape[2]
+    splits = splits_of(programs, q.shape[0] * blocks, length, device)
     means = torch.full((*q.shape[:2], splits, cache.v.shape[3]), torch.nan, device=q.device)
     lse = torch.full((*q.shape[:2], splits), torch.nan, device=q.device)
     out = torch.full((*q.shape[:2], cache.v.shape[3]), torch.nan, dtype=q.dtype, device=q.device)
 
     def call() -> Tensor:
-        if _latent(cache):
-            cut = latent_decode.Tiling(*LATENT_TILINGS[tiling])
-            latent_decode.attend_splits(q, cache, scale, cut, means, lse)
-        else:
-            paged_decode.attend_splits(q, cache, scale, paged_decode.Tiling(*TILINGS[tiling]), means, lse)
+        kernel.attend_splits(q, cache, scale, cut, means, lse)
         return paged_decode.join(means, lse, cache.v_scale, out)
 
     return call

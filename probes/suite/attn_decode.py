@@ -95,7 +95,9 @@ def measure(case: Case, device: Device) -> Measured:
     prepared = [_full(case, device, seed) for seed in range(copies(size, device))]
 
     best = decode_kernels.fastest(kernel, *prepared[0], WIDTH**-0.5, length, device)
-    note = [f"tiling {decode_kernels.TILINGS[best]}"] if kernel == "triton" else []
+    note = (
+        ["tiling {}, {} programs an SM".format(*decode_kernels.TILINGS[best])] if kernel == "triton" else []
+    )
     calls = [decode_kernels.prepare(kernel, *each, WIDTH**-0.5, length, device, best) for each in prepared]
     times, mode, cold = timed(calls, device, bytes_each=size)
     return Measured(

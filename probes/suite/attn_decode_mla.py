@@ -109,7 +109,11 @@ def measure(case: Case, device: Device) -> Measured:
         cache.k.copy_(fresh(tuple(cache.k.shape), dtype, device))
         prepared.append((fresh((batch, heads, WIDTH), dtype, device), cache))
     best = decode_kernels.fastest(kernel, *prepared[0], SCALE, length, device)
-    note = [f"tiling {decode_kernels.LATENT_TILINGS[best]}"] if kernel == "triton" else []
+    note = (
+        ["tiling {}, {} programs an SM".format(*decode_kernels.LATENT_TILINGS[best])]
+        if kernel == "triton"
+        else []
+    )
     calls = [decode_kernels.prepare(kernel, *each, SCALE, length, device, best) for each in prepared]
     times, mode, cold = timed(calls, device, bytes_each=size)
     flops = 2.0 * tokens * heads * (WIDTH + LATENT)

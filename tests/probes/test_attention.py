@@ -110,10 +110,11 @@ def test_a_cache_is_full_of_traps() -> None:
 
 def test_splits_fill_the_chip_and_are_not_too_short() -> None:
     h200 = Device("cuda", 0, "H200", "sm_90", sm_count=132, l2_bytes=60 * 2**20, memory_bytes=2**37)
-    assert decode_kernels.splits_of(1, 8, 131072, h200) == 128
-    assert decode_kernels.splits_of(1, 8, 1024, h200) == 4
-    assert decode_kernels.splits_of(128, 8, 8192, h200) == 3
-    assert decode_kernels.splits_of(4096, 8, 8192, h200) == 1
+    assert decode_kernels.splits_of(16, 8, 131072, h200) == 128  # no more
+    assert decode_kernels.splits_of(16, 8, 1024, h200) == 4  # no shorter
+    assert decode_kernels.splits_of(16, 128 * 8, 8192, h200) == 3
+    assert decode_kernels.splits_of(16, 4096 * 8, 8192, h200) == 1
+    assert decode_kernels.splits_of(2, 64 * 2, 32768, h200) == 3  # latents of 128 heads in blocks of 64
 
 
 def test_no_package_is_no_failure(monkeypatch: Patch) -> None:
