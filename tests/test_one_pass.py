@@ -363,6 +363,7 @@ def test_a_prompt_that_does_not_fit_is_an_answer(run: Run) -> None:
     some = prefill("llama-3.1-8b", "l4", contexts=[1000, 100_000], tp=1)
     assert [row["fits"] for row in some.at] == [True, False]
     assert some.fits
+    assert "a prompt of 1,000 tokens takes" in some.report().headline
 
 
 def test_a_prompt_of_nothing_is_named_as_such(run: Run) -> None:

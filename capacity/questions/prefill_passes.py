@@ -130,7 +130,7 @@ def report(answer: Prefill) -> Report:
     """The answer laid out for people."""
     from capplan.report import Report, Table
 
-    last = answer.at[-1]
+    last = next((row for row in reversed(answer.at) if row["fits"]), answer.at[-1])
     headline = (
         f"{pass_parts.where(answer.inputs, answer.gpus)}: a prompt of {tokens(last['prompt'])} takes "
         f"{seconds(last['time_s'])} ({seconds(last['low_s'])} - {seconds(last['high_s'])}), "
