@@ -172,7 +172,8 @@ def _named(share: float) -> str:
 def _load(inputs: dict[str, Any]) -> str:
     if inputs["concurrency"] is not None:
         return f"{counted(inputs['concurrency'], 'request')} under way"
-    return f"{inputs['rate_per_s']:.4g} requests a second"
+    rate = inputs["rate_per_s"]
+    return f"{rate:.4g} request{'' if rate == 1 else 's'} a second"
 
 
 def simulate(

@@ -249,9 +249,11 @@ class Replica:
         unserved += [i for i in self.prefilling if i not in self.generated]
         if self.waiting:
             unserved.append(self.waiting[0])
-        elif self.inbox:
-            unserved.append(self.inbox[0])
-        return min((self.journal.arrival[i] for i in unserved), default=inf) + self.journal.timeout
+        soonest = min((self.journal.arrival[i] for i in unserved), default=inf) + self.journal.timeout
+        if self.inbox and not self.waiting:  # it is not known to be late before it is here
+            late = self.journal.arrival[self.inbox[0]] + self.journal.timeout
+            soonest = min(soonest, max(late, self.due_at()))
+        return soonest
 
     def late(self, i: int) -> bool:
         """Whether its client has left, without a token."""

@@ -49,8 +49,9 @@ class Workload:
             raise InputError("a workload of no requests; one or more is accepted")
         if (self.arrival < 0).any() or (np.diff(self.arrival) < 0).any():
             raise InputError("arrivals are negative or out of order; sorted seconds from 0 are accepted")
-        if (self.isl < 1).any() or (self.osl < 1).any():
-            raise InputError("a request has no tokens in or out; 1 or more is accepted")
+        for name in ("isl", "osl"):
+            if (least := int(getattr(self, name).min())) < 1:
+                raise InputError(f"{name} {least} is no number of tokens of a request; 1 or more is accepted")
         if self.prefix is not None and len(self.prefix) != len(self.arrival):
             raise InputError(f"{len(self.prefix)} lists of prefix blocks for {len(self.arrival)} requests")
         if self.concurrency is not None and not self.concurrency >= 1:

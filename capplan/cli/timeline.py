@@ -43,7 +43,7 @@ def load(answer: Simulate) -> str:
     """The load, in words."""
     if answer.inputs["concurrency"] is not None:
         return f"{answer.inputs['concurrency']:,} requests under way"
-    return f"{answer.inputs['rate_per_s']:.4g} requests a second"
+    return f"{answer.inputs['rate_per_s']:.4g} requests/s"
 
 
 def chart(answer: Simulate, columns: int = 80) -> str:

@@ -130,7 +130,7 @@ def random_case(seed: int) -> tuple[Workload, Disaggregated]:
         r.integers(1, longest, count),
         r.integers(1, int(r.choice([2, 80])), count),
         concurrency=int(r.integers(2, 20)) if r.random() < 0.25 else None,
-        timeout=float(r.choice([inf, inf, 0.5])),
+        timeout=float(r.choice([inf, inf, 0.001, 0.5])),
     )
     return workload, service
 

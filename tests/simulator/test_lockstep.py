@@ -84,7 +84,7 @@ def random_case(seed: int) -> tuple[Workload, Service]:
         r.integers(1, longest, count),
         r.integers(1, int(r.choice([2, 80])), count),
         concurrency=int(r.integers(8, 20)) if r.random() < 0.25 else None,
-        timeout=float(r.choice([inf, inf, 0.5])),
+        timeout=float(r.choice([inf, inf, 0.001, 0.5])),
     )
     return workload, service
 

@@ -72,7 +72,7 @@ def random_case(seed: int) -> tuple[Workload, Service]:
         isl,
         osl,
         concurrency=int(r.integers(3, 20)) if closed else None,
-        timeout=float(r.choice([inf, inf, 0.5, 3.0])),
+        timeout=float(r.choice([inf, inf, inf, 0.001, 0.5, 3.0])),
     )
     return workload, service
 
@@ -198,7 +198,7 @@ def test_memory_is_by_requests() -> None:
         ({"arrival": [2.0, 1.0]}, "out of order"),
         ({"arrival": [-1.0, 1.0]}, "negative"),
         ({"arrival": [0.0, float("nan")]}, "arrival holds what is no number"),
-        ({"isl": [0, 5]}, "no tokens"),
+        ({"isl": [0, 5]}, "isl 0 is no number of tokens"),
         ({"osl": [1.5, 5]}, "osl holds a part of a token"),
         ({"isl": [5]}, r"isl has the shape \(1,\)"),
         ({"timeout": 0}, "timeout 0 is not a time"),
