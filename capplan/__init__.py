@@ -32,6 +32,7 @@ __all__ = [
     "perf",
     "prefill",
     "roofline",
+    "simulate",
     "whiteboard",
 ]
 
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
     from capplan.capacity.questions.perf import perf
     from capplan.capacity.questions.prefill import prefill
     from capplan.capacity.questions.roofline import roofline
+    from capplan.capacity.questions.simulate import simulate
     from capplan.capacity.questions.whiteboard import whiteboard
     from capplan.errors import (
         CapplanError,
@@ -70,6 +72,7 @@ _HOMES = {
     "perf": "capplan.capacity.questions.perf",
     "prefill": "capplan.capacity.questions.prefill",
     "roofline": "capplan.capacity.questions.roofline",
+    "simulate": "capplan.capacity.questions.simulate",
     "whiteboard": "capplan.capacity.questions.whiteboard",
 }
 
