@@ -13,7 +13,7 @@ from capplan.capacity.simulator import metrics
 from capplan.capacity.simulator.requests import Outcome
 from capplan.errors import InputError
 
-KINDS = ("ttft", "tpot", "itl", "e2e")
+KINDS = ("ttft", "wait", "tpot", "itl", "e2e")
 
 
 class Bound(NamedTuple):
@@ -106,6 +106,7 @@ def verdict(outcome: Outcome, slo: Slo) -> Verdict:
     unserved = 1 - float(served.mean())
     times = {
         "ttft": metrics.ttft(outcome)[served],
+        "wait": (outcome.first_scheduled - outcome.arrival)[served],  # Sarathi's scheduling delay
         "e2e": (outcome.finished - outcome.arrival)[served],
     }
     per_token = metrics.tpot(outcome)[served]
