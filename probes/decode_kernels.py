@@ -110,6 +110,14 @@ def fastest(kernel: str, q: Tensor, cache: Cache, scale: float, length: int, dev
     return min(found, key=lambda number: times[number])
 
 
+def said(kernel: str, cache: Cache, number: int) -> list[str]:
+    """What a row notes of the tiling that was taken."""
+    if kernel != "triton":
+        return []
+    sizes, programs = (LATENT_TILINGS if _latent(cache) else TILINGS)[number]
+    return [f"tiling {sizes}, {programs} programs an SM"]
+
+
 def triton(q: Tensor, cache: Cache, scale: float, length: int, device: Device, tiling: int = 0) -> Call:
     """The split-KV kernels of kernels/: of latents where V is a part of K, else with V of its own. Raises Skipped."""
     ready(device)

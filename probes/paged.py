@@ -116,6 +116,17 @@ def reference(q: Tensor, k: Tensor, v: Tensor, cache: Cache, lengths: Sequence[i
     return torch.cat(out)
 
 
+def sequence64(cache: Cache, number: int) -> tuple[Tensor, Tensor]:
+    """K and V of one sequence as its pages hold them, in fp64 [token, KV head, width]."""
+    length = int(cache.lengths[number])
+    pages = cache.table[number, : -(-length // cache.page)].long()
+    k, v = (
+        bits(pool)[pages].view(pool.dtype).flatten(0, 1)[:length].float().double() * scale
+        for pool, scale in ((cache.k, cache.k_scale), (cache.v, cache.v_scale))
+    )
+    return k, v
+
+
 def owners(lengths: Sequence[int], device: Device) -> tuple[Tensor, Tensor]:
     """Sequence and position of every token of a batch, [token] int64 each, for write()."""
     import torch

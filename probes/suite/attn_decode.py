@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from capplan.probes import decode_kernels, fit, paged
-from capplan.probes.attention import BOUND, line, rows_against
+from capplan.probes.attention import BOUND, attention64, line, rows_against
 from capplan.probes.numerics import fresh, normal, worst
+from capplan.probes.paged import Cache
 from capplan.probes.probe import Case, Derived, Device, Measured, Numerics, Row, Unsupported, Value
 from capplan.probes.timing import copies, timed
 
@@ -39,7 +40,6 @@ _SHAPES["full"] = tuple(
     for batch in (1, 8, 32, 128)
     for length in (1024, 8192, 32768, 131072)
 )
-_GATHERED = ((32, 8192), (1, 600))
 _LONGEST_CHECKED = 32768  # tokens; what is longer differs in the number of splits alone
 
 
@@ -51,23 +51,20 @@ def cases(profile: str, device: Device) -> list[Case]:
     else:  # pages shorter and longer than a tile
         made = [(1, 600, 16, 8, 2, dtype) for dtype in ("fp32", "bf16", fp8)] + [(1, 500, 64, 8, 1, "bf16")]
     found = [dict(zip(_KEYS, (*case, kernel), strict=True)) for kernel in kernels for case in made]
-    # gathering pages first is what not to do: it is there to be compared with, at one shape
-    found = [
-        case for case in found if case["kernel"] != "gather" or (case["batch"], case["length"]) in _GATHERED
-    ]
+    found = [case for case in found if case["kernel"] != "gather" or _gathered(case)]
     return [case for case in found if _cache_bytes(case) < device.memory_bytes / 4]
 
 
 def check(case: Case, device: Device) -> Numerics:
-    """Sequences that end everywhere in a page and a tile: attention over what write() put into the pages."""
+    """Sequences that end anywhere in a page and a tile; and one of a cache whose addresses may not fit in 32 bits."""
+    import torch
+
     if device.kind == "cuda" and device.capability < (8, 9) and case["kv_dtype"].startswith("fp8"):
         raise Unsupported("numbers of FP8 need compute capability 8.9 to be read")
     length, page, kv_heads = min(case["length"], _LONGEST_CHECKED), case["page"], case["kv_heads"]
     lengths = [length, 1, page, page + 1, length - 1]
     sequence, position = paged.owners(lengths, device)
-    make = (
-        fresh if device.is_gpu else lambda shape, dtype, on: normal(shape, dtype, on, len(shape) + shape[0])
-    )
+    make = fresh if device.is_gpu else _normal
     dtype = _dtype(case)
     q = make((len(lengths), case["heads"], WIDTH), dtype, device)
     k, v = make((2, len(sequence), kv_heads, WIDTH), dtype, device)
@@ -78,12 +75,15 @@ def check(case: Case, device: Device) -> Numerics:
     expected = paged.reference(q, k, v, cache, lengths, WIDTH**-0.5)
     numbers = decode_kernels.tilings(case["kernel"], q, cache, WIDTH**-0.5, length, device)
     got = [attend(case["kernel"], q, cache, length, device, number) for number in numbers]
-    return worst([rows_against(each, expected, BOUND[dtype]) for each in got])
+    found = [rows_against(each, expected, BOUND[dtype]) for each in got]
+    q, cache = _full(case, device, seed=5)
+    last = attend(case["kernel"], q, cache, case["length"], device, numbers[0])[-1:]
+    ends = torch.tensor([case["length"] - 1])
+    expected = attention64(q[-1:], *paged.sequence64(cache, case["batch"] - 1), ends, WIDTH**-0.5)
+    return worst([*found, rows_against(last, expected, BOUND[dtype])])
 
 
-def attend(
-    kernel: str, q: Tensor, cache: paged.Cache, length: int, device: Device, tiling: int = 0
-) -> Tensor:
+def attend(kernel: str, q: Tensor, cache: Cache, length: int, device: Device, tiling: int = 0) -> Tensor:
     """Attention of one token a sequence [sequence, head, width] over its pages."""
     return decode_kernels.prepare(kernel, q, cache, WIDTH**-0.5, length, device, tiling)()
 
@@ -93,16 +93,12 @@ def measure(case: Case, device: Device) -> Measured:
     size = _cache_bytes(case)
     flops = 4.0 * batch * case["heads"] * length * WIDTH
     prepared = [_full(case, device, seed) for seed in range(copies(size, device))]
-
     best = decode_kernels.fastest(kernel, *prepared[0], WIDTH**-0.5, length, device)
-    note = (
-        ["tiling {}, {} programs an SM".format(*decode_kernels.TILINGS[best])] if kernel == "triton" else []
-    )
+    note = decode_kernels.said(kernel, prepared[0][1], best)
     calls = [decode_kernels.prepare(kernel, *each, WIDTH**-0.5, length, device, best) for each in prepared]
     times, mode, cold = timed(calls, device, bytes_each=size)
-    return Measured(
-        times, mode, cold, flops, size, _dtype(case), kernel, kernel, notes=note, rotation=len(prepared)
-    )
+    dtype = _dtype(case)
+    return Measured(times, mode, cold, flops, size, dtype, kernel, kernel, notes=note, rotation=len(calls))
 
 
 def expect(row: Row, device: Device) -> str | None:
@@ -126,6 +122,11 @@ def derive(rows: Sequence[Row]) -> Derived:
     return Derived(values, [predicted[row["id"]] for row in rows])
 
 
+def _gathered(case: Case) -> bool:
+    """Gathering pages first is what not to do: it is there to be compared with, at one shape."""
+    return (case["batch"], case["length"]) in ((32, 8192), (1, 600))
+
+
 def _dtype(case: Case) -> str:
     return "fp32" if case["kv_dtype"] == "fp32" else "bf16"
 
@@ -135,7 +136,11 @@ def _cache_bytes(case: Case) -> float:
     return 2.0 * each * int(case["batch"] * case["length"] * case["kv_heads"]) * WIDTH
 
 
-def _full(case: Case, device: Device, seed: int) -> tuple[Tensor, paged.Cache]:
+def _normal(shape: tuple[int, ...], dtype: str, device: Device) -> Tensor:
+    return normal(shape, dtype, device, seed=len(shape))
+
+
+def _full(case: Case, device: Device, seed: int) -> tuple[Tensor, Cache]:
     """Queries and a cache full of tokens, made on the device."""
     lengths = [case["length"]] * case["batch"]
     cache = paged.empty(lengths, case["page"], case["kv_heads"], WIDTH, case["kv_dtype"], device, seed)

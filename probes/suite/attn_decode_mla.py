@@ -20,14 +20,15 @@ FORMULA = "t = t0 + ((2 tokens heads (576 + 512) / peak)^p + (1152 tokens / band
 WHAT = "the bandwidth and the peak of attention over latents, and the heads a rank at which they meet"
 ORDER, VERSION = 51, 1
 
-LATENT, ROPE, NOPE = (
+LATENT, ROPE = (
     512,
     64,
-    128,
-)  # of a latent; turned, shared by the heads; of a query before it is absorbed
+)  # of a latent: what keys and values are made of, and what is turned, the same for all heads
+NOPE = 128  # of a query before it is absorbed, beside its turned part
 WIDTH = LATENT + ROPE
 SCALE = (NOPE + ROPE) ** -0.5
 PAGE = 64
+_KEYS = ("heads", "batch", "length", "dtype", "kernel")
 _SHAPES = {  # heads, sequences, tokens of each
     "quick": ((16, 64, 4096), (64, 64, 4096), (128, 64, 4096)),
     "default": tuple(
@@ -64,14 +65,13 @@ def attend(
 
 def cases(profile: str, device: Device) -> list[Case]:
     own = "triton" in decode_kernels.installed(device)
-    made = [(*shape, "bf16", "triton") for shape in _SHAPES[profile]] * own + [
-        (128, 64, 4096, "bf16", "gather")
-    ]
-    if not device.is_gpu:
-        made = [(16, 1, 300, "fp32", "triton"), (24, 1, 300, "bf16", "triton")] * own + [
-            (16, 1, 300, "bf16", "gather")
-        ]
-    return [dict(zip(("heads", "batch", "length", "dtype", "kernel"), case, strict=True)) for case in made]
+    if device.is_gpu:
+        made = [(*shape, "bf16", "triton") for shape in _SHAPES[profile]] * own
+        made.append((128, 64, 4096, "bf16", "gather"))
+    else:
+        made = [(16, 1, 300, "fp32", "triton"), (24, 1, 300, "bf16", "triton")] * own
+        made.append((16, 1, 300, "bf16", "gather"))
+    return [dict(zip(_KEYS, case, strict=True)) for case in made]
 
 
 def check(case: Case, device: Device) -> Numerics:
@@ -98,9 +98,7 @@ def check(case: Case, device: Device) -> Numerics:
 
 
 def measure(case: Case, device: Device) -> Measured:
-    kernel, batch, heads, length, dtype = (
-        case[key] for key in ("kernel", "batch", "heads", "length", "dtype")
-    )
+    heads, batch, length, dtype, kernel = (case[key] for key in _KEYS)
     tokens = batch * length
     size = tokens * WIDTH * (4.0 if dtype == "fp32" else 2.0)
     prepared = []
@@ -109,11 +107,7 @@ def measure(case: Case, device: Device) -> Measured:
         cache.k.copy_(fresh(tuple(cache.k.shape), dtype, device))
         prepared.append((fresh((batch, heads, WIDTH), dtype, device), cache))
     best = decode_kernels.fastest(kernel, *prepared[0], SCALE, length, device)
-    note = (
-        ["tiling {}, {} programs an SM".format(*decode_kernels.LATENT_TILINGS[best])]
-        if kernel == "triton"
-        else []
-    )
+    note = decode_kernels.said(kernel, cache, best)
     calls = [decode_kernels.prepare(kernel, *each, SCALE, length, device, best) for each in prepared]
     times, mode, cold = timed(calls, device, bytes_each=size)
     flops = 2.0 * tokens * heads * (WIDTH + LATENT)

@@ -197,6 +197,16 @@ def test_decode_fault_is_caught(fault: str, monkeypatch: Patch) -> None:
             assert found.why
 
 
+def test_addresses_that_wrap_in_a_large_cache_are_caught(monkeypatch: Patch) -> None:
+    def wrapping(right: Any, q: Any, cache: Cache) -> Any:
+        if q.shape[0] > 1:  # the small cache of the ragged sequences is read as it should be
+            return right(q, cache)
+        return right(q, cache._replace(table=cache.table.clamp(max=cache.k.shape[0] // 2)))
+
+    attending(wrapping)(monkeypatch)
+    assert not attn_decode.check(decode("gather"), CPU).ok
+
+
 def test_a_stale_page_is_caught(monkeypatch: Patch) -> None:
     right = paged.write
 
