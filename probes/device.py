@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from hashlib import sha256
@@ -15,6 +16,7 @@ from capplan.errors import InputError, MissingPackageError
 from capplan.hardware.resolve import card
 from capplan.hardware.spec import Gpu
 from capplan.probes.probe import Device
+from capplan.probes.telemetry import nvml_handle
 
 _SALT = b"capplan probe "  # so that the hash of a UUID is no use to anybody else
 _NEAR = 0.04  # a device's memory may differ from the registry's by so much, and be that of the same card
@@ -25,6 +27,7 @@ _ENVIRONMENT = (
     "PYTORCH_TUNABLEOP",
     "OMP_NUM_THREADS",
 )
+_IDLE, _WAIT, _PATIENCE = 10, 5.0, 3  # per cent, s, times
 _OPTIONAL = ("flash_attn", "flashinfer-python", "vllm")
 
 
@@ -62,7 +65,7 @@ def _gpu(index: int) -> Device:
         import pynvml
 
         pynvml.nvmlInit()
-        handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+        handle = nvml_handle(pynvml, index)
         clock = 1e6 * pynvml.nvmlDeviceGetMaxClockInfo(handle, pynvml.NVML_CLOCK_SM)
     return Device(
         kind="rocm" if hip else "cuda",
@@ -168,7 +171,7 @@ def _nvml(device: Device) -> dict[str, Any]:
     import pynvml as nv  # nvidia-ml-py
 
     nv.nvmlInit()
-    handle = nv.nvmlDeviceGetHandleByIndex(device.index)
+    handle = nvml_handle(nv, device.index)
     asked: dict[str, Callable[[], Any]] = {
         "uuid_sha256_16": lambda: hashed(str(nv.nvmlDeviceGetUUID(handle))),
         "mem_bus_bits": lambda: nv.nvmlDeviceGetMemoryBusWidth(handle),
@@ -195,6 +198,23 @@ def _nvml(device: Device) -> dict[str, Any]:
         with suppress(Exception):
             found[name] = ask()
     return found
+
+
+def busy(device: Device) -> bool:
+    """Whether a GPU does something although nobody asked it to; it is given three times five seconds to end."""
+    if device.kind != "cuda":
+        return False
+    with suppress(Exception):
+        import pynvml as nv
+
+        nv.nvmlInit()
+        handle = nvml_handle(nv, device.index)
+        for _ in range(_PATIENCE):
+            if nv.nvmlDeviceGetUtilizationRates(handle).gpu <= _IDLE:
+                return False
+            time.sleep(_WAIT)
+        return True
+    return False  # not told, as under MIG
 
 
 def hashed(uuid: str) -> str:

@@ -5,6 +5,7 @@ Always clamped before the cast: torch up to 2.11 makes NaN of what is too large 
 
 from __future__ import annotations
 
+from functools import cache
 from typing import TYPE_CHECKING, NamedTuple
 
 from capplan.probes.cuda_rules import BLOCK, Matrix
@@ -34,6 +35,14 @@ def fp8(name: str) -> torch.dtype:  # type: ignore[name-defined]  # noqa: F821
 
     found: torch.dtype = getattr(torch, f"float8_{name}")
     return found
+
+
+@cache
+def unit_scale(device: object) -> Tensor:
+    """A scale of one, made once: making it is a kernel too."""
+    import torch
+
+    return torch.ones((), device=device)
 
 
 def narrow(x: Tensor, dtype: str, flavour: str) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import prod
 from typing import TYPE_CHECKING
 
 from capplan.probes.probe import Device, Numerics
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
 # times that, room for another order of summing up
 ROUNDING = {"fp64": 1e-15, "fp32": 2.6e-7, "tf32": 3e-4, "fp16": 2.07e-4, "bf16": 1.66e-3}
 ROOM = 1.5
+_MANY = 2**20
 
 
 def bound(dtype: str, inner: int) -> float:
@@ -21,10 +23,13 @@ def bound(dtype: str, inner: int) -> float:
 
 
 def normal(shape: tuple[int, ...], dtype: str, device: Device, seed: int) -> Tensor:
-    """Normal random data, the same on every device: never zeros or small integers, which draw less power (M2)."""
+    """Normal random data, the same each time, and on every device but for large ones: never zeros or small integers, which draw less power (M2)."""
     import torch
 
-    made = torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float32)
+    many = device.is_gpu and prod(shape) > _MANY  # minutes, if the host made them
+    where = device.torch if many else "cpu"
+    generator = torch.Generator(where).manual_seed(seed)
+    made = torch.randn(shape, generator=generator, dtype=torch.float32, device=where)
     return made.to(device.torch, torch_dtype(dtype))
 
 

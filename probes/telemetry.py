@@ -36,6 +36,17 @@ def stat(samples: Sequence[float]) -> dict[str, float] | None:
     }
 
 
+def nvml_handle(nv: Any, index: int) -> Any:
+    """NVML's handle of a device of CUDA: by its UUID, as CUDA_VISIBLE_DEVICES counts otherwise than NVML."""
+    import torch
+
+    uuid = str(getattr(torch.cuda.get_device_properties(index), "uuid", ""))
+    for name in (uuid, f"GPU-{uuid}", f"MIG-{uuid}") if uuid else ():
+        with suppress(Exception):
+            return nv.nvmlDeviceGetHandleByUUID(name)
+    return nv.nvmlDeviceGetHandleByIndex(index)
+
+
 class Telemetry:
     """Samples a GPU every 100 ms between `with` and its end; of a CPU, and without nvidia-ml-py, there are none."""
 
@@ -52,7 +63,7 @@ class Telemetry:
                 import pynvml
 
                 pynvml.nvmlInit()
-                handle = pynvml.nvmlDeviceGetHandleByIndex(self._device.index)
+                handle = nvml_handle(pynvml, self._device.index)
                 self._thread = Thread(target=self._sample, args=(pynvml, handle), daemon=True)
                 self._thread.start()
         return self
@@ -69,12 +80,14 @@ class Telemetry:
             "power_w": lambda: nv.nvmlDeviceGetPowerUsage(handle) / 1e3,
             "temp_c": lambda: nv.nvmlDeviceGetTemperature(handle, nv.NVML_TEMPERATURE_GPU),
         }
+        reasons = getattr(nv, "nvmlDeviceGetCurrentClocksEventReasons", None)
+        reasons = reasons or nv.nvmlDeviceGetCurrentClocksThrottleReasons  # its older name
         while not self._stop.wait(INTERVAL):
             for name, read in reads.items():
                 with suppress(Exception):  # some are not told under MIG
                     self._samples[name].append(float(read()))
             with suppress(Exception):
-                self._reasons |= int(nv.nvmlDeviceGetCurrentClocksEventReasons(handle))
+                self._reasons |= int(reasons(handle))
 
     def clock(self) -> float | None:
         """The latest clock of the processors [Hz]."""

@@ -58,7 +58,7 @@ def quality_of(
 ) -> dict[str, Any]:
     """`quality` of the calibration file: ok | degraded | unusable | cpu_only, and what speaks for it."""
     count = {status: sum(row["status"] == status for row in rows) for status in ("fail", "invalid", "warn")}
-    contended = any(row["contended"] for row in rows if row["time_s"])
+    contended = any(row["contended"] for row in rows if row["time_s"]) or bool(device.get("busy_at_start"))
     warnings = [*told] + [f"{row['probe']}: {row['reason']}" for row in rows if row["status"] in count]
     if drift is not None and drift > DRIFT:
         warnings.append(f"the first rows, repeated at the end, are {100 * drift:.1f}% off")

@@ -34,7 +34,7 @@ def plan(job: dict[str, Any]) -> dict[str, Any]:
     """The device, what it runs on, and the cases of each probe, or why it is skipped."""
     found = devices.find(job["device"])
     told: dict[str, Any] = {
-        "facts": devices.facts(found),
+        "facts": devices.facts(found) | {"busy_at_start": devices.busy(found)},
         "stack": devices.stack(found),
         "spec": {
             "source": f"capplan gpus {found.gpu}" if found.gpu else "none",

@@ -21,7 +21,7 @@ WHAT = "how long a replica takes to load its weights"
 ORDER, VERSION = 32, 1
 
 _MIB = 2**20
-_SIZES = {"quick": 64, "default": 4096, "full": 16384}  # MiB
+_SIZES = {"quick": 64, "default": 1024, "full": 8192}  # MiB
 _OF_CPU = {"quick": 64, "default": 256, "full": 1024}
 _THREADS = {"quick": (1, 4), "default": (1, 4, 16), "full": (1, 4, 16)}
 _BLOCK = 4 * _MIB

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from capplan.probes import fit
 from capplan.probes.cuda_rules import supported
-from capplan.probes.formats import narrow
+from capplan.probes.formats import narrow, unit_scale
 from capplan.probes.numerics import against, bound, fresh, normal, poisoned
 from capplan.probes.probe import Case, Derived, Device, Measured, Numerics, Row, Value
 from capplan.probes.timing import copies, timed
@@ -23,8 +24,7 @@ FORMULA = "t = t0 + ((F / peak)^p + (B / bandwidth)^p)^(1/p); ridge = peak / ban
 WHAT = "the batch from which compute bounds a step, and how soft that corner is"
 ORDER, VERSION = 75, 1
 
-_SHAPES = {"quick": ((8192, 8192),), "default": ((51200, 7168), (8192, 8192))}
-_SHAPES["full"] = _SHAPES["default"]
+_SHAPES = {"quick": [(8192, 8192)], "default": [(51200, 7168)], "full": [(51200, 7168), (8192, 8192)]}
 _BATCHES = {
     "quick": (1, 16, 64, 128, 256, 512, 1024, 2048),
     "default": (
@@ -62,7 +62,7 @@ def stream(x: Tensor, weights: Tensor, out: Tensor) -> Tensor:
 
     if weights.dtype in (torch.bfloat16, torch.float32):
         return torch.mm(x, weights.t(), out=out)
-    one = torch.ones((), device=x.device)
+    one = unit_scale(x.device)
     return torch._scaled_mm(x, weights.t(), one, one, out_dtype=torch.bfloat16, use_fast_accum=True)
 
 
@@ -92,8 +92,6 @@ def check(case: Case, device: Device) -> Numerics:
 
 
 def measure(case: Case, device: Device) -> Measured:
-    from functools import partial
-
     m, n, k, dtype = case["m"], case["n"], case["k"], case["dtype"]
     size = _WIDTHS[dtype] * (m * k + n * k) + (2.0 if dtype == "fp8" else _WIDTHS[dtype]) * m * n
     out = "bf16" if dtype == "fp8" else dtype

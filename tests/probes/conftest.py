@@ -26,12 +26,13 @@ US = 1e-6
 def made_device(name: str = "h200-sxm") -> Device:
     """A card of the registry as the probes would see it."""
     row = gpu(name)
-    major, minor = map(int, row.compute_capability.split("."))
+    amd = row.vendor == "amd"
+    major, minor = (0, 0) if amd else map(int, row.compute_capability.split("."))
     return Device(
-        kind="cuda",
+        kind="rocm" if amd else "cuda",
         index=0,
         name=row.name,
-        arch=f"sm_{major}{minor}",
+        arch=row.compute_capability if amd else f"sm_{major}{minor}",
         sm_count=row.sm_count or 0,
         l2_bytes=int(row.l2_bytes or 0),
         memory_bytes=int(row.memory_visible_bytes or 0),
@@ -40,6 +41,7 @@ def made_device(name: str = "h200-sxm") -> Device:
         peaks=row.dense_flops,
         bandwidth=row.memory_bandwidth,
         host_link=row.pcie_per_direction,
+        fp8_flavour="fnuz" if row.compute_capability == "gfx942" else "fn",
         max_clock=1980e6,
     )
 

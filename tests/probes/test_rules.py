@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +15,7 @@ from capplan.errors import UnknownNameError
 from capplan.probes import fit
 from capplan.probes.cuda_rules import Call, Matrix, cuda_rules, supported
 from capplan.probes.judge import impossible, most_flops
-from capplan.probes.probe import SUITE, Device, Row, names, probe, probes
+from capplan.probes.probe import PROFILES, SUITE, Device, Row, Skipped, names, probe, probes
 from capplan.probes.telemetry import stat
 
 ONE = Matrix((), (), "fp32")
@@ -274,3 +275,28 @@ def test_a_module_put_into_the_folder_is_a_probe(tmp_path: Path, monkeypatch: py
     assert names() == ["new_one"]
     with pytest.raises(UnknownNameError, match="did you mean 'new_one'"):
         probe("new_on")
+
+
+@pytest.mark.parametrize("card", ["h200-sxm", "l40s", "a100-sxm-80", "b200-sxm", "mi300x", "t4"])
+@pytest.mark.parametrize("name", names())
+def test_cases_of_cards_that_are_not_here(name: str, card: str, device: Callable[..., Device]) -> None:
+    """Shapes are chosen without the card: those of a card without FP8 have none, those of Hopper the recipes it has."""
+    seen = device(card)
+    counts = []
+    for profile in PROFILES:
+        try:
+            cases = probe(name).cases(profile, seen)
+        except Skipped:
+            cases = []
+        assert json.loads(json.dumps(cases)) == cases
+        assert len({json.dumps(case, sort_keys=True) for case in cases}) == len(cases)
+        counts.append(len(cases))
+    assert counts[0] <= counts[1] <= counts[2]
+    if name == "fp8_gemm":
+        recipes = {case["recipe"] for case in cases}
+        assert recipes == {
+            "h200-sxm": {"tensor", "row", "block"},
+            "l40s": {"tensor", "row"},
+            "b200-sxm": {"tensor", "row", "mxfp8", "nvfp4"},
+            "mi300x": {"tensor", "row"},
+        }.get(card, set())
