@@ -552,7 +552,7 @@ class Replica:
                 passes = min(passes, max(1, ceil((end - context) / grown)))
             if left < inf:
                 passes = min(passes, passes_until(left - seconds, time, more, passes))
-            if not done:
+            if not done:  # by how much later pieces grow is told to the gaps alone, and differs little
                 first, by = time, more
             seconds += passes * time + more * (passes * (passes - 1) / 2)
             done += passes
