@@ -1,0 +1,248 @@
+"""What runs on a GPU alone, against stand-ins for torch.cuda and NVML: which way is taken, and what is asked for."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from capplan.probes import device as devices
+from capplan.probes import timing
+from capplan.probes.probe import Device
+from capplan.probes.telemetry import Telemetry
+
+
+class Clock:
+    """Time on a GPU that is made up: each call adds to it."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.captured: list[Callable[[], object]] | None = None
+        self.replays = 0
+
+    def call(self, took: float) -> Callable[[], None]:
+        def run() -> None:
+            if self.captured is not None:
+                self.captured.append(run)
+            else:
+                self.now += took
+
+        return run
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """torch.cuda, as far as timing.py knows it."""
+    made = Clock()
+
+    class Event:
+        def __init__(self, enable_timing: bool) -> None:
+            self.at = 0.0
+
+        def record(self) -> None:
+            self.at = made.now
+
+        def elapsed_time(self, other: Event) -> float:
+            return 1e3 * (other.at - self.at)
+
+    class Graph:
+        calls: list[Callable[[], object]]
+
+        def replay(self) -> None:
+            made.replays += 1
+            for call in self.calls:
+                call()
+
+    @contextmanager
+    def capture(graph: Any) -> Iterator[None]:
+        made.captured = graph.calls = []
+        yield
+        made.captured = None
+
+    for name, value in {
+        "Event": Event,
+        "CUDAGraph": Graph,
+        "graph": capture,
+        "synchronize": lambda: None,
+        "_sleep": lambda cycles: None,
+    }.items():
+        monkeypatch.setattr(torch.cuda, name, value)
+    monkeypatch.setattr(timing, "_COOL", 0.0)
+    monkeypatch.setattr(timing, "_SUSTAINED", 0.01)
+    monkeypatch.setattr(timing, "_WARM_SECONDS", 0.0)
+    return made
+
+
+def test_short_calls_are_timed_in_a_graph(clock: Clock, device: Callable[..., Device]) -> None:
+    calls = [clock.call(10e-6), clock.call(30e-6)]
+    found = timing.timed(calls, device("h200-sxm"), bytes_each=1e9)
+    assert (found.mode, found.cache, len(found.times)) == ("graph", "cold", timing.SAMPLES)
+    assert found.times[0] == pytest.approx(20e-6)  # both buffers, in turn
+    assert clock.replays == timing.SAMPLES + 1
+
+
+def test_long_calls_are_timed_back_to_back(clock: Clock, device: Callable[..., Device]) -> None:
+    found = timing.timed([clock.call(1e-3)], device("h200-sxm"), bytes_each=1e6)
+    assert (found.mode, found.cache) == ("burst", "warm")
+    assert found.times[0] == pytest.approx(1e-3)
+    assert clock.replays == 0
+    assert (
+        timing.timed([clock.call(1e-3)], device("h200-sxm"), bytes_each=1e9, sustained=True).mode
+        == "sustained"
+    )
+
+
+def test_a_call_that_may_not_be_captured_is_not(clock: Clock, device: Callable[..., Device]) -> None:
+    found = timing.timed([clock.call(10e-6)], device("h200-sxm"), bytes_each=1e9, graph=False)
+    assert found.mode == "burst"
+    assert clock.replays == 0
+
+
+def test_buffers_are_five_times_what_the_device_caches(device: Callable[..., Device]) -> None:
+    """300 MiB on an H200, whose L2 is 60; nothing is rotated that is larger by itself."""
+    h200 = device("h200-sxm")
+    assert timing.copies(10 * 2**20, h200) == 30
+    assert timing.copies(734e6, h200) == 1
+    assert timing.copies(1, h200) <= 512
+
+
+class Nvml:
+    """NVML of a card that is made up; what is not told raises, as under MIG."""
+
+    NVML_CLOCK_SM, NVML_CLOCK_MEM, NVML_TEMPERATURE_GPU = 0, 2, 0
+
+    def __init__(self, busy: int = 0) -> None:
+        self.busy = busy
+        self.asked: list[str] = []
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        answers: dict[str, Any] = {
+            "nvmlInit": None,
+            "nvmlSystemGetDriverVersion": "580.1",
+            "nvmlDeviceGetUUID": "GPU-1234",
+            "nvmlDeviceGetMemoryBusWidth": 6144,
+            "nvmlDeviceGetMemoryInfo": SimpleNamespace(total=143771 * 2**20),
+            "nvmlDeviceGetEccMode": (1, 1),
+            "nvmlDeviceGetMigMode": (0, 0),
+            "nvmlDeviceGetMaxClockInfo": 1980,
+            "nvmlDeviceGetClockInfo": 1755,
+            "nvmlDeviceGetPowerUsage": 650_000,
+            "nvmlDeviceGetEnforcedPowerLimit": 600_000,
+            "nvmlDeviceGetPowerManagementDefaultLimit": 700_000,
+            "nvmlDeviceGetCurrPcieLinkGeneration": 5,
+            "nvmlDeviceGetCurrPcieLinkWidth": 8,
+            "nvmlDeviceGetMaxPcieLinkGeneration": 5,
+            "nvmlDeviceGetMaxPcieLinkWidth": 16,
+            "nvmlDeviceGetCurrentClocksEventReasons": 0x4 | 0x20,
+            "nvmlDeviceGetUtilizationRates": SimpleNamespace(gpu=self.busy),
+        }
+        if name == "nvmlDeviceGetHandleByUUID":
+            return self.by_uuid
+        if name not in answers:
+            raise AttributeError(name)
+        return lambda *_: answers[name]
+
+    def by_uuid(self, name: str) -> str:
+        self.asked.append(name)
+        if not name.startswith("GPU-"):
+            raise RuntimeError("no such device")
+        return name
+
+
+@pytest.fixture
+def nvml(monkeypatch: pytest.MonkeyPatch) -> Nvml:
+    made = Nvml()
+    monkeypatch.setitem(sys.modules, "pynvml", made)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: SimpleNamespace(uuid="1234"))
+    return made
+
+
+def test_the_handle_is_that_of_the_device_of_cuda(nvml: Nvml, device: Callable[..., Device]) -> None:
+    told = devices.facts(device("h200-sxm"))
+    assert nvml.asked == ["1234", "GPU-1234"]
+    assert told["uuid_sha256_16"] == devices.hashed("GPU-1234")
+    assert "1234" not in str(told)
+    assert (told["ecc"], told["mig"]["enabled"], told["reported_bytes"]) == (True, False, 143771 * 2**20)
+    assert told["pcie"] == {"gen": 5, "width": 8, "gen_max": 5, "width_max": 16}
+    assert (told["power_limit_w"], told["power_default_w"]) == (600.0, 700.0)
+    assert told["numa_node"] is None  # not told, and no error
+    assert (told["sku_guess"], told["sku_match"]) == ("h200-sxm", "exact")
+
+
+def test_clocks_are_seen_and_power_only_of_a_window_that_is_long_enough(
+    nvml: Nvml, device: Callable[..., Device], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("capplan.probes.telemetry.INTERVAL", 0.01)
+    with Telemetry(device("h200-sxm")) as seen:
+        while seen.clock() is None:
+            time.sleep(0.01)
+    told = seen.told()
+    assert told is not None
+    assert told["sm_mhz"]["median"] == 1755
+    assert told["reasons_seen"] == ["sw_thermal", "sw_power_cap"]
+    assert told["power_w"] is None
+    assert told["temp_c"] is None
+
+
+def test_without_nvml_nothing_is_seen(device: Callable[..., Device], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    with Telemetry(device("h200-sxm")) as seen:
+        pass
+    assert seen.told() is None
+    assert devices.facts(device("h200-sxm"))["ecc"] is None
+
+
+@pytest.mark.parametrize(("busy", "told"), [(0, False), (60, True)])
+def test_a_busy_card_is_waited_for(
+    busy: int, told: bool, nvml: Nvml, device: Callable[..., Device], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nvml.busy = busy
+    waited: list[float] = []
+    monkeypatch.setattr("time.sleep", waited.append)
+    assert devices.busy(device("h200-sxm")) is told
+    assert waited == ([5.0] * 3 if told else [])
+
+
+@pytest.mark.parametrize(
+    ("name", "sms", "memory", "row", "match"),
+    [
+        ("NVIDIA H200", 132, 139.8 * 2**30, "h200-sxm", "exact"),
+        ("NVIDIA H100 80GB HBM3", 132, 79.2 * 2**30, "h100-sxm", "exact"),
+        ("NVIDIA L40S", 142, 44.4 * 2**30, "l40s", "exact"),
+        ("NVIDIA H200", 60, 139.8 * 2**30, "h200-sxm", "name_only"),
+        ("NVIDIA H200 MIG 3g.71gb", 60, 69.5 * 2**30, "h200-sxm", "name_only"),
+        ("A card of the future", 500, 1e12, None, "none"),
+    ],
+)
+def test_a_card_is_found_by_its_name_and_tried_by_its_figures(
+    name: str, sms: int, memory: float, row: str | None, match: str
+) -> None:
+    found, how = devices.matched(name, sms, memory)
+    assert (found.id if found else None, how) == (row, match)
+
+
+def test_a_part_of_a_card_has_its_part_of_the_peaks(nvml: Nvml, monkeypatch: pytest.MonkeyPatch) -> None:
+    properties = SimpleNamespace(
+        name="NVIDIA H200 MIG 3g.71gb",
+        major=9,
+        minor=0,
+        multi_processor_count=66,
+        total_memory=int(69.9 * 2**30),
+        L2_cache_size=30 * 2**20,
+        uuid="1234",
+    )
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: properties)
+    found = devices.find("cuda:0")
+    assert (found.kind, found.arch, found.torch, found.gpu) == ("cuda", "sm_90", "cuda:0", "h200-sxm")
+    assert found.peaks["bf16"] == pytest.approx(989.5e12 / 2)
+    assert found.bandwidth == pytest.approx(2.4e12, rel=1e-3)
+    assert found.max_clock == 1980e6
