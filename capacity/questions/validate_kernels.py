@@ -12,7 +12,7 @@ from capplan.capacity.answer import Answer
 from capplan.capacity.questions import kernel_rows as read
 from capplan.capacity.questions.kernel_suspects import GROUPS, suspect
 from capplan.capacity.questions.measured import Row, read_table
-from capplan.capacity.step_time.kernel_time import bound, spread
+from capplan.capacity.step_time.kernel_time import bound, spread, terms
 from capplan.errors import CapplanError
 
 if TYPE_CHECKING:
@@ -184,7 +184,7 @@ def _scored(row: Row, number: int) -> dict[str, Any]:
         "generation": case.chip.generation,
         "dtype": (last.dtype if last and last.flops else "-"),
         "kernel": case.family,
-        "bound": bound(last, case.chip) if last else "link",
+        "bound": bound(last.kind, *terms(last, case.chip)[:3]) if last else "link",
         "compared": compared,
         "low": low,  # what eight of ten times lie in, as multiples of the predicted one
         "high": high,

@@ -6,8 +6,8 @@ p is finite because kernels overlap the two only in part. How near each comes to
 Figures of an operation may be arrays: then the time is one too.
 
 Variants of an operation: of prefill, "fp8" multiplies queries and keys in fp8; of decode, "trtllm" is TensorRT-LLM's
-kernel, where that differs from the common one; of experts, "bare" is their two
-products without routing; of collectives, see collectives.py.
+kernel, where that differs from the common one; of experts, "bare" is their two products without routing; of
+collectives, see collectives.py.
 """
 
 from __future__ import annotations
@@ -58,12 +58,11 @@ def terms(operation: Operation, chip: Chip) -> Terms:
     return _TERMS[operation.kind](operation, chip)
 
 
-def bound(operation: Operation, chip: Chip) -> str:
-    """What most of the time goes to: "compute", "memory", "latency" or "link"; of numbers, not of arrays."""
-    start, compute, memory, _ = _TERMS[operation.kind](operation, chip)
+def bound(kind: str, start: Number, compute: Number, memory: Number) -> str:
+    """The longest of an operation's terms: "compute", "memory", "latency" or "link"; of numbers, not of arrays."""
     if start >= compute and start >= memory:
         return "latency"
-    if operation.kind in COLLECTIVES:
+    if kind in COLLECTIVES:
         return "link"
     return "compute" if compute > memory else "memory"
 

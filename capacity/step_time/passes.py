@@ -14,7 +14,7 @@ from capplan.capacity.roofline import operation_time
 from capplan.capacity.step_time.chip import Chip
 from capplan.capacity.step_time.engine_steps import Engine
 from capplan.capacity.step_time.forward import Layout, Step, operations
-from capplan.capacity.step_time.kernel_time import COLLECTIVES, spread, terms
+from capplan.capacity.step_time.kernel_time import COLLECTIVES, bound, spread, terms
 from capplan.capacity.step_time.operations import Number, Operation, greatest
 
 GROUPS = ("attention", "projections", "experts", "head", "elementwise", "collectives", "fixed")
@@ -45,12 +45,8 @@ class Timed(NamedTuple):
 
     @property
     def bound(self) -> str:
-        """What most of its time goes to: compute, memory, latency or link; of numbers, not of arrays."""
-        if self.start >= self.compute and self.start >= self.memory:
-            return "latency"
-        if self.operation.kind in COLLECTIVES:
-            return "link"
-        return "compute" if self.compute > self.memory else "memory"
+        """The longest of its terms: compute, memory, latency or link."""
+        return bound(self.operation.kind, self.start, self.compute, self.memory)
 
 
 class Fixed(NamedTuple):
