@@ -100,15 +100,20 @@ def _attend_split(
 
 
 @triton.jit
-def _join(means, lse, out, scale, splits, MOST: tl.constexpr, WIDTH: tl.constexpr):
+def _join(means, lse, out, scale, splits, MOST: tl.constexpr, STEP: tl.constexpr, WIDTH: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
-    split, column = tl.arange(0, MOST), tl.arange(0, WIDTH)
-    real = split < splits
-    each = tl.load(lse + row * splits + split, real, -float("inf"))
-    weight = tl.exp2(each - tl.max(each, 0))
-    mean = tl.load(means + (row * splits + split)[:, None] * WIDTH + column[None, :], real[:, None], 0.0)
-    joined = tl.sum(mean * weight[:, None], 0) / tl.sum(weight, 0)
-    tl.store(out + row * WIDTH + column, (joined * scale).to(out.dtype.element_ty))
+    column, every = tl.arange(0, WIDTH), tl.arange(0, MOST)
+    top = tl.max(tl.load(lse + row * splits + every, every < splits, -float("inf")), 0)
+    total = tl.zeros([WIDTH], tl.float32)
+    weight = 0.0
+    for first in range(0, splits, STEP):  # a few at a time: all of them would not fit in the registers
+        split = first + tl.arange(0, STEP)
+        real = split < splits
+        each = tl.exp2(tl.load(lse + row * splits + split, real, -float("inf")) - top)
+        mean = tl.load(means + (row * splits + split)[:, None] * WIDTH + column[None, :], real[:, None], 0.0)
+        total += tl.sum(mean * each[:, None], 0)
+        weight += tl.sum(each, 0)
+    tl.store(out + row * WIDTH + column, (total / weight * scale).to(out.dtype.element_ty))
 
 
 def attend_splits(
@@ -135,5 +140,6 @@ def join(means: Tensor, lse: Tensor, scale: float, out: Tensor) -> Tensor:
     """Attention over all tokens [sequence, head, width] from that over each split, times `scale`; written to `out`."""
     splits, width = means.shape[2:]
     most = triton.next_power_of_2(splits)
-    _join[(means.shape[0] * means.shape[1],)](means, lse, out, scale, splits, MOST=most, WIDTH=width)
+    rows = means.shape[0] * means.shape[1]
+    _join[(rows,)](means, lse, out, scale, splits, MOST=most, STEP=min(most, 16), WIDTH=width)
     return out

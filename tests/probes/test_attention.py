@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable
 from typing import Any
@@ -13,6 +14,7 @@ os.environ["TRITON_INTERPRET"] = "1"  # read when triton is first imported
 torch = pytest.importorskip("torch")
 
 from capplan.probes import decode_kernels, paged
+from capplan.probes.kernels import ready
 from capplan.probes.paged import Cache
 from capplan.probes.probe import Case, Device, Row, Skipped, Unsupported
 from capplan.probes.suite import attn_decode, attn_decode_mla, attn_prefill
@@ -284,6 +286,19 @@ def test_faults_of_the_split_kernel_are_caught(monkeypatch: Patch) -> None:
         found = attn_decode.check(decode("triton"), CPU)
         assert not found.ok, fault.__name__
         assert (found.nan > 0) == (fault is unwritten)
+
+
+def test_more_splits_than_are_joined_at_a_time() -> None:
+    pytest.importorskip("triton")
+    ready(CPU)
+    from capplan.probes.kernels import paged_decode as kernel
+
+    made = torch.Generator().manual_seed(0)
+    means, lse = torch.randn(2, 3, 40, 64, generator=made), 4 * torch.randn(2, 3, 40, generator=made)
+    lse[0, 0, 30:] = -torch.inf  # splits without tokens
+    got = kernel.join(means, lse, 0.5, torch.full((2, 3, 64), torch.nan))
+    weights = torch.softmax(lse.double() * math.log(2), -1)
+    assert torch.allclose(got.double(), 0.5 * (weights[..., None] * means.double()).sum(2), atol=1e-6)
 
 
 def test_nan_of_unused_slots_leaks_through_a_weight_of_zero(monkeypatch: Patch) -> None:
