@@ -159,7 +159,7 @@ def test_a_tail_needs_more_requests() -> None:
 def test_a_run_that_is_over_before_the_service_is_full_is_warned_of() -> None:
     asked = {"slo": SLO, "isl": 500, "osl": 1000, "instances": 4, "configurations": ["chunked"]}
     short = goodput("llama-3.1-8b", "h100-sxm", requests=300, **asked)  # type: ignore[arg-type]
-    assert "is over while the service still fills" in short.warnings[0]
+    assert "are too few to fill the service" in short.warnings[0]
 
 
 def test_common_random_numbers(found: Goodput) -> None:

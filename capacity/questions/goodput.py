@@ -439,7 +439,7 @@ def _reasons(
 
 
 def _limit_words(name: str) -> str:
-    return name if name == "saturation" or name.startswith("attainment") else words(name)
+    return words(name) if "-p" in name else name
 
 
 def _stops(row: dict[str, Any], idle: dict[str, float]) -> str:

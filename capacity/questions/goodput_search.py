@@ -88,9 +88,10 @@ class Search:
         if wanted is None:
             wanted = max(requests_for(self.slo), round(_TIMES * under_way))
         elif wanted < under_way and share == 1:
+            enough = int(float(f"{_TIMES * under_way:.2g}"))
             self.work.warn(
-                f"a run of {wanted:,} requests is over while the service still fills, and its rates are too high: about "
-                f"{_TIMES * under_way:,.2g} are needed (--requests)"
+                f"{wanted:,} requests are too few to fill the service, and rates are too high: about {enough:,} are needed "
+                "(--requests)"
             )
         return max(1, round(share * min(wanted, len(self.mix))))
 

@@ -13,6 +13,7 @@ from capplan.capacity.simulator import metrics
 from capplan.capacity.simulator.requests import Outcome
 from capplan.errors import InputError
 
+_FILLS = 2  # times of a request, in which a service fills
 KINDS = ("ttft", "wait", "tpot", "itl", "e2e")
 
 
@@ -91,13 +92,15 @@ class Verdict:
     met: bool
     held: tuple[Held, ...]
     saturated: bool
+    too_short: bool  # all came before a service could have filled: what they met says nothing of a rate
     attainment: metrics.Attainment  # with the tightest bounds of TTFT and TPOT
 
     @property
     def broken(self) -> tuple[str, ...]:
         """The bounds that did not hold; `saturation` where the queue grew without end."""
-        names = tuple(each.name for each in self.held if not each.met)
-        return (*names, "saturation") if self.saturated else names
+        names = [each.name for each in self.held if not each.met]
+        names += ["saturation"] if self.saturated else []
+        return (*names, "too few requests") if self.too_short else tuple(names)
 
 
 def verdict(outcome: Outcome, slo: Slo) -> Verdict:
@@ -131,10 +134,15 @@ def verdict(outcome: Outcome, slo: Slo) -> Verdict:
         low, high = max(0.0, share - off), min(1.0, share + off)
         held.append(Held(name, slo.joint.share, share, low, high, share >= slo.joint.share))
     saturated = metrics.backlog_growth(outcome) is not None
+    too_short = False
+    if outcome.workload.concurrency is None and served.any():
+        span = float(outcome.arrival[-1] - outcome.arrival[0])
+        too_short = span < _FILLS * float(np.median(times["e2e"]))
     return Verdict(
-        met=all(each.met for each in held) and not saturated,
+        met=all(each.met for each in held) and not saturated and not too_short,
         held=tuple(held),
         saturated=saturated,
+        too_short=too_short,
         attainment=metrics.attainment(outcome, slo.ttft, slo.tpot),
     )
 

@@ -57,6 +57,17 @@ def test_past_saturation_no_bound_is_met() -> None:
     assert found.broken == ("saturation",)
 
 
+def test_requests_that_all_come_at_once_say_nothing_of_a_rate() -> None:
+    """50 of them meet any bound that a batch of 50 meets, at a million a second."""
+    few = Mix(poisson(50, 1), *fixed(50, 100, 50))
+    slo = Slo((Bound("tpot", 0.95, 1.0),))
+    found = verdict(simulate(few.at(1e6), SERVICE), slo)
+    assert not found.met
+    assert found.broken == ("too few requests",)
+    rate, _ = highest_rate(lambda rate: simulate(few.at(rate), SERVICE), slo, 10.0)
+    assert 10 < rate < 100
+
+
 @pytest.mark.parametrize("guess", [0.5, 20.0, 400.0])
 def test_the_highest_rate_does_not_depend_on_the_guess(guess: float) -> None:
     slo = Slo((Bound("ttft", 0.95, 0.06), Bound("tpot", 0.95, 0.05)))
