@@ -25,6 +25,7 @@ __all__ = [
     "compare",
     "decode",
     "fit",
+    "goodput",
     "gpu",
     "kv",
     "model",
@@ -33,6 +34,7 @@ __all__ = [
     "prefill",
     "roofline",
     "simulate",
+    "speculate",
     "whiteboard",
 ]
 
@@ -41,12 +43,14 @@ if TYPE_CHECKING:
     from capplan.capacity.questions.compare import compare
     from capplan.capacity.questions.decode import decode
     from capplan.capacity.questions.fit import fit
+    from capplan.capacity.questions.goodput import goodput
     from capplan.capacity.questions.kv import kv
     from capplan.capacity.questions.ops import ops
     from capplan.capacity.questions.perf import perf
     from capplan.capacity.questions.prefill import prefill
     from capplan.capacity.questions.roofline import roofline
     from capplan.capacity.questions.simulate import simulate
+    from capplan.capacity.questions.speculate import speculate
     from capplan.capacity.questions.whiteboard import whiteboard
     from capplan.errors import (
         CapplanError,
@@ -65,6 +69,7 @@ _HOMES = {
     "compare": "capplan.capacity.questions.compare",
     "decode": "capplan.capacity.questions.decode",
     "fit": "capplan.capacity.questions.fit",
+    "goodput": "capplan.capacity.questions.goodput",
     "gpu": "capplan.hardware.registry",
     "kv": "capplan.capacity.questions.kv",
     "model": "capplan.models.registry",
@@ -73,6 +78,7 @@ _HOMES = {
     "prefill": "capplan.capacity.questions.prefill",
     "roofline": "capplan.capacity.questions.roofline",
     "simulate": "capplan.capacity.questions.simulate",
+    "speculate": "capplan.capacity.questions.speculate",
     "whiteboard": "capplan.capacity.questions.whiteboard",
 }
 

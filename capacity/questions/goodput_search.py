@@ -132,6 +132,14 @@ class Search:
         prefill_rate = self.of(alone, prompts, 2 * self.guess, 8).rate
         if not prefill_rate:
             return None
+        prompt, _ = services.idle(self.whole, self.isl, self.osl)
+        if prefill_rate * prompt / found.ranks < 1:
+            self.work(
+                queueing.prefill_ttft,
+                "the mean of one prefill instance at its highest rate, were prompts alike and one in a pass",
+                rate=prefill_rate / found.ranks,
+                prefill=prompt,
+            )
         decode_rate = found.ranks * self.batch / (max(self.osl - 1, 1) * self.step)
         sizes = sorted(_ratios(MOST_INSTANCES), key=lambda size: size[0] / size[1])
 
