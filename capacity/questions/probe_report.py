@@ -35,6 +35,7 @@ _PASSES = {
 }
 _SEEN = 0.005  # of a time: a change below it is not told
 _BAD = ("fail", "invalid", "warn")
+_EACH = 2  # rows of a probe that are shown: the longest
 _LISTED = 20  # rows with something to say that are shown
 
 
@@ -76,6 +77,8 @@ class ProbeReport(Answer):
             headline += (
                 f"; {len(apart)} of {len(self.kernels)} shipped constants lie outside of what was measured"
             )
+        heads: tuple[str, ...]
+        cells: tuple[tuple[str, ...], ...]
         tables = [
             Table(
                 tuple(_probe_cells(each) for each in self.probes),
@@ -94,6 +97,23 @@ class ProbeReport(Answer):
             cells = tuple(_change_cells(each) for each in self.changes)
             heads = ("because of", "pass", "as shipped", "as measured", "change")
             tables.append(Table(cells, heads, f"What that changes: {self.inputs['model']}"))
+        longest = sorted((row for row in self.rows if row["time_s"]), key=lambda row: -row["time_s"])
+        shown = [
+            row for each in self.probes for row in [r for r in longest if r["probe"] == each["probe"]][:_EACH]
+        ]
+        if shown:
+            heads = (
+                "probe",
+                "longest rows (all: --csv)",
+                "measured",
+                "+-",
+                "rate",
+                "% of spec",
+                "formula",
+                "error",
+                "",
+            )
+            tables.append(Table(tuple(_row_cells(row) for row in shown), heads, "Rows", words=True))
         odd = [row for row in self.rows if row["status"] in _BAD]
         if odd:
             cells = tuple((row["probe"], row["case"], row["status"], row["reason"] or "") for row in odd)
@@ -115,6 +135,23 @@ def _probe_cells(each: Mapping[str, Any]) -> tuple[str, ...]:
         each["skipped"] + each["unsupported"],
     )
     return (each["probe"], *(f"{count:,}" if count else "-" for count in counts), *off)
+
+
+def _row_cells(row: Mapping[str, Any]) -> tuple[str, ...]:
+    rate, unit = (
+        (row["flops_per_s"], "FLOP/s") if row["flops_per_s"] else (row["bytes_per_s"] or 0.0, "byte/s")
+    )
+    return (
+        row["probe"],
+        row["case"],
+        seconds(row["time_s"]),
+        _percent(row["iqr_rel"] / 2),
+        figure(rate, unit) if rate else "-",
+        "-" if row["percent_of_spec"] is None else f"{row['percent_of_spec']:.3g}%",
+        "-" if row["predicted_s"] is None else seconds(row["predicted_s"]),
+        "-" if row["error"] is None else f"{100 * row['error']:+.1f}%",
+        row["status"],
+    )
 
 
 def _constant_cells(each: Mapping[str, Any]) -> tuple[str, ...]:

@@ -80,8 +80,16 @@ def run(
 
     names = [name.strip() for text in only or () for name in text.split(",") if name.strip()]
     with _progress() as told:
-        measure(out, device=device, profile=profile, only=names, label=label, resume=resume, report=told)
-    sys.stderr.write(f"note: wrote {out}; perf, compare, decode and others take it with --calibration\n")
+        found = measure(
+            out, device=device, profile=profile, only=names, label=label, resume=resume, report=told
+        )
+    on_cpu = found["device"]["kind"] == "cpu"
+    use = (
+        "of a CPU, so no plan takes it"
+        if on_cpu
+        else "fit, perf, decode and others take it with --calibration"
+    )
+    sys.stderr.write(f"note: wrote {out}; {use}\n")
     from capplan.capacity.questions.probe_report import probe_report
 
     answer = probe_report(out)

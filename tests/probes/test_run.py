@@ -320,4 +320,4 @@ def test_the_command_writes_and_reports(tmp_path: Path, run: Run) -> None:
     )
     assert code == 0
     assert "verdict cpu_only" in out
-    assert err == "note: wrote x.json; perf, compare, decode and others take it with --calibration\n"
+    assert err == "note: wrote x.json; of a CPU, so no plan takes it\n"
