@@ -14,6 +14,7 @@ from capplan.probes.numerics import torch_dtype
 from capplan.probes.probe import Device
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
 NO_PAGE = 2**30  # an address so far off that reading it is a fault on a GPU
@@ -74,7 +75,7 @@ def bits(x: Tensor) -> Tensor:
     return x.view(torch.uint8) if x.element_size() == 1 else x
 
 
-def store(x: Tensor, dtype: torch.dtype, scale: float) -> Tensor:  # type: ignore[name-defined]  # noqa: F821
+def store(x: Tensor, dtype: torch.dtype, scale: float) -> Tensor:
     """Numbers as a cache of a dtype holds them: divided by its scale, and clamped, as what FP8 makes of an overflow depends
     on the release of torch (NaN until 2.11) and on the flavour."""
     import torch
@@ -85,20 +86,19 @@ def store(x: Tensor, dtype: torch.dtype, scale: float) -> Tensor:  # type: ignor
     return (x.float() / scale).clamp(-largest, largest).to(dtype)
 
 
-def held(x: Tensor, dtype: torch.dtype, scale: float) -> Tensor:  # type: ignore[name-defined]  # noqa: F821
+def held(x: Tensor, dtype: torch.dtype, scale: float) -> Tensor:
     """What a reader should find of x in fp64: for FP8 the nearest of its 256 values, looked up and not cast."""
     import torch
 
     if dtype.itemsize > 1:
         return x.to(dtype).double()
     grid = torch.arange(256, dtype=torch.uint8, device=x.device).view(dtype).double()
-    even = torch.arange(256, device=x.device) % 2 == 0
     order = grid[torch.isfinite(grid)].unique()
+    even = torch.isin(order, grid[::2])  # numbers whose last bit is 0: what lies half-way goes to them
     wanted = (x.float() / scale).double().clamp(order[0], order[-1])
     above = torch.searchsorted(order, wanted).clamp(1, len(order) - 1)
     low, high = order[above - 1], order[above]
-    ties = torch.isin(high, grid[even])  # half-way: to the even one
-    up = (high - wanted < wanted - low) | ((high - wanted == wanted - low) & ties)
+    up = (high - wanted < wanted - low) | ((high - wanted == wanted - low) & even[above])
     return torch.where(up, high, low) * scale
 
 
@@ -136,7 +136,7 @@ def owners(lengths: Sequence[int], device: Device) -> tuple[Tensor, Tensor]:
     return sequence.to(device.torch), position.to(device.torch)
 
 
-def _poison(shape: tuple[int, ...], dtype: torch.dtype, device: Device) -> Tensor:  # type: ignore[name-defined]  # noqa: F821
+def _poison(shape: tuple[int, ...], dtype: torch.dtype, device: Device) -> Tensor:
     import torch
 
     nan = bits(torch.tensor(torch.nan).to(dtype))
