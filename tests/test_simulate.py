@@ -42,6 +42,7 @@ def test_an_answer_in_figures(run: Run) -> None:
     assert sum(parts) == pytest.approx(ttft["mean_s"])
     assert latency(found, "itl")["count"] == 150 * 59
     assert all(0 <= share <= 1 for share in found["utilisation"].values())
+    assert found["pass_low"] < 1 < found["pass_high"]
     assert found["timeline"][-1]["running"] == found["timeline"][-1]["kv_blocks"] == 0
 
 

@@ -21,7 +21,7 @@ from capplan.capacity.simulator.workloads import Mix, fixed, gamma
 from capplan.capacity.speculation import expected_tokens
 from capplan.capacity.step_time.calibration import Calibration
 from capplan.capacity.step_time.forward import Step, sequence_bytes
-from capplan.capacity.step_time.passes import floor, held_bytes, one_pass, pass_time
+from capplan.capacity.step_time.passes import between, floor, held_bytes, one_pass, pass_time
 from capplan.errors import InputError, UnknownNameError
 from capplan.models.resolve import with_tower
 from capplan.models.spec import Model
@@ -71,6 +71,8 @@ class Simulate(Answer):
     latencies: tuple[dict[str, Any], ...]  # one a kind: mean, percentiles and their 95% confidence intervals
     utilisation: dict[str, float]  # shares: busy, compute, bandwidth, kv
     passes: int
+    pass_low: float  # the range of a pass, as multiples: eight of ten measured kernels lie in it
+    pass_high: float
     preemptions: int
     recomputed_tokens: int
     timeline: tuple[dict[str, Any], ...]  # thinned
@@ -309,6 +311,12 @@ def simulate(
     if workload.prefix is not None:
         work.warn("the trace's prefix blocks are not used: every prompt is computed whole")
     outcome = loop.simulate(workload, service, progress=progress)
+    low, high = _range(found, outcome)
+    if calibration is None:
+        work.assume(
+            f"a pass may take from {low:.2f} to {high:.2f} times what is said, as measured kernels do; what is waited "
+            "for near saturation spreads further"
+        )
     summed = metrics.summary(outcome, replicas=count, warm_up=warm_up)
     if summed.saturated:
         work.warn(
@@ -348,6 +356,8 @@ def simulate(
             **_utilisation(found, outcome, count),
         },
         passes=outcome.totals.passes,
+        pass_low=low,
+        pass_high=high,
         preemptions=int(outcome.preemptions.sum()),
         recomputed_tokens=outcome.totals.recomputed_tokens,
         timeline=tuple(_timeline(outcome)),
@@ -484,6 +494,16 @@ def _utilisation(found: Deployed, outcome: Outcome, replicas: int) -> dict[str, 
     return {"compute": work / time, "bandwidth": float(read) / chip.bandwidth / time}
 
 
+def _range(found: Deployed, outcome: Outcome) -> tuple[float, float]:
+    """Where the time of a pass with the mean number of sequences may lie, as multiples of what is predicted."""
+    totals, work = outcome.totals, outcome.workload
+    batch = max(1.0, totals.decode_tokens / max(1, totals.passes))
+    context = float((work.isl + work.osl / 2).mean())
+    one = one_pass(found.plan, found.chip, found.engine, Step(decode=batch, context=context))
+    low, high = between([(1.0, one)], found.chip)
+    return min(1.0, float(low / one.seconds)), float(high / one.seconds)
+
+
 def _timeline(outcome: Outcome) -> list[dict[str, Any]]:
     """The state at points evenly apart."""
     line = outcome.timeline
@@ -520,6 +540,8 @@ def _nothing(found: Deployed, inputs: dict[str, Any], why_not: str, asked_: int,
         latencies=(),
         utilisation=dict.fromkeys(("busy", "kv", "compute", "bandwidth"), 0.0),
         passes=0,
+        pass_low=1.0,
+        pass_high=1.0,
         preemptions=0,
         recomputed_tokens=0,
         timeline=(),
