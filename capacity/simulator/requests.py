@@ -82,6 +82,7 @@ class StepTimes(Protocol):
 
         prompts: how many; tokens: of their chunks together; pairs: keys that those see together, causally:
         chunk * before + chunk * (chunk + 1) / 2 of each. batch, context: decoding sequences in the same pass.
+        Where ranks go together a sixth argument follows: the tokens of a rank in this pass, on average.
         """
 
 
