@@ -176,6 +176,7 @@ def goodput(
     isl: int = LENGTH,
     osl: int = LENGTH,
     mix: Mix | None = None,
+    mix_of: str | None = None,
     cv: float = 1.0,
     requests: int | None = None,
     seed: int = 1,
@@ -191,7 +192,8 @@ def goodput(
     model, gpu: registry names, a path to a config.json, or a Model and a Gpu.
     deployment: the engine, its version and flags of one instance; what is None is the engine's default.
     slo: bounds that have to hold (simulator.slo.Slo).
-    isl, osl: tokens of every prompt and answer, or mix: requests of other lengths or arrivals (simulator.workloads).
+    isl, osl: tokens of every prompt and answer, or mix: requests of other lengths or arrivals (simulator.workloads);
+    mix_of: what they are, for the record.
     cv: of the gaps between arrivals; 1 is Poisson. requests: simulated at each rate; None is as many as the percentiles
     of the SLO need. seed: which.
     configurations: of CONFIGURATIONS. pools: prefill and decode instances; None tries the ratios that the rates of one
@@ -230,6 +232,7 @@ def goodput(
     inputs = pass_parts.inputs_of(found, calibration) | {
         "isl": float(mix.isl.mean()),
         "osl": float(mix.osl.mean()),
+        "workload": mix_of,
         "cv": cv,
         "requests": requests,
         "seed": seed,

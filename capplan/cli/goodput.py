@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-import sys
+from collections.abc import Callable
 from typing import Annotated
 
 import typer
 
 from capplan.cli import deploying, workloads
 from capplan.cli import options as opt
+from capplan.cli.progress import bar
 from capplan.cli.render import emit
 from capplan.errors import InputError
+
+_RATES = {"colocated": 10, "chunked": 50, "disaggregated": 45}  # that a search of each tries, about
 
 
 def command(
@@ -93,7 +96,7 @@ def command(
 
     capplan goodput llama-3.1-8b --gpu h100 --ttft-p95 500ms --tpot-p95 20ms --requests 400
 
-    capplan goodput llama-3.1-8b --gpu h100 --isl 2k --osl 200 --attainment 90% --ttft 400ms --tpot 40ms --requests 400
+    capplan goodput llama-3.1-8b --gpu h100 --attainment 90% --ttft 1s --tpot 40ms --requests 400
     """
     from capplan.capacity.questions import goodput as question
     from capplan.capacity.questions.goodput_search import most_requests
@@ -123,39 +126,50 @@ def command(
         requests=most_requests(slo) if requests is None else requests,
         seed=seed,
     )
-    answer = question.goodput(
-        opt.one_model(model, model_config),
-        gpu,
-        deploying.deployment(
-            engine=engine,
-            engine_version=engine_version,
-            dp=dp,
-            ep=ep,
-            weights=weights,
-            kv=kv,
-            max_model_len=max_model_len,
-            max_num_seqs=max_num_seqs,
-            max_num_batched_tokens=max_num_batched_tokens,
-        ),
-        slo=slo,
-        mix=mix,
-        requests=requests,
-        cv=1.0 if burstiness is None else burstiness,
-        seed=seed,
-        configurations=deploying.names("--placement", placement) if placement else question.CONFIGURATIONS,
-        pools=_pools(pools),
-        instances=instances,
-        tp=tp,
-        calibration=deploying.calibration(calibration),
-        progress=_tell if sys.stderr.isatty() else None,
-    )
-    if sys.stderr.isatty():
-        sys.stderr.write("\r\x1b[K")
+    placements = deploying.names("--placement", placement) if placement else question.CONFIGURATIONS
+    with bar("rates") as progress:
+        answer = question.goodput(
+            opt.one_model(model, model_config),
+            gpu,
+            deploying.deployment(
+                engine=engine,
+                engine_version=engine_version,
+                dp=dp,
+                ep=ep,
+                weights=weights,
+                kv=kv,
+                max_model_len=max_model_len,
+                max_num_seqs=max_num_seqs,
+                max_num_batched_tokens=max_num_batched_tokens,
+            ),
+            slo=slo,
+            mix=mix,
+            mix_of=workloads.mix_of(sigma, trace_lengths, trace),
+            requests=requests,
+            cv=1.0 if burstiness is None else burstiness,
+            seed=seed,
+            configurations=placements,
+            pools=_pools(pools),
+            instances=instances,
+            tp=tp,
+            calibration=deploying.calibration(calibration),
+            progress=_counted(progress, sum(_RATES.get(name, 0) for name in placements)),
+        )
     raise typer.Exit(emit(answer, as_json=json, as_csv=csv, explain=explain, plot=plot))
 
 
-def _tell(what: str, points: int) -> None:
-    sys.stderr.write(f"\r\x1b[K{what}: {points} rates")
+def _counted(progress: Callable[[int, int], None] | None, expected: int) -> Callable[[str, int], None] | None:
+    """What the search tells, as rates done of those that are expected."""
+    if progress is None:
+        return None
+    done = 0
+
+    def tell(_: str, __: int) -> None:
+        nonlocal done
+        done += 1
+        progress(done, max(expected, done + 1))
+
+    return tell
 
 
 def _pools(text: str | None) -> tuple[int, int] | None:

@@ -76,6 +76,15 @@ def slo(given: dict[str, str | None], ttft: str | None, tpot: str | None, attain
     return Slo(tuple(bounds), joint)
 
 
+def mix_of(sigma: float | None, trace_lengths: str | None, trace: str | None) -> str:
+    """What the requests are, for the record."""
+    if trace is not None:
+        return f"replay of {trace}"
+    if trace_lengths is not None:
+        return f"lengths of {trace_lengths}"
+    return "fixed lengths" if sigma is None else f"lognormal lengths, sigma {sigma:g}"
+
+
 def mix(
     *,
     isl: int,
