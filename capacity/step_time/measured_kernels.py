@@ -6,9 +6,11 @@ with what the probes saw: no constant of another GPU of the generation is left i
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
+from capplan.capacity.step_time.kernel_time import seconds
+from capplan.capacity.step_time.operations import Operation, attention_decode, attention_prefill
 from capplan.errors import InputError
 
 if TYPE_CHECKING:
@@ -17,7 +19,8 @@ if TYPE_CHECKING:
     from capplan.hardware.spec import Gpu
 
 _FEWEST = 20  # rows from which the start and the corner of a product are told apart
-_ENGINES = ("flash", "trtllm")  # kernels that engines run have this in their name
+_ENGINES = ("flash_attn", "flashinfer", "trtllm")  # kernels that engines run have this in their name
+_HALVINGS = 30
 _MEMORY_NEAR = 0.04  # memory of the planned GPU and of the measured one may differ by so much
 _INNER = 8192
 _US = 1e-6
@@ -89,11 +92,7 @@ def kernel_constants(found: Calibration, chip: Chip) -> list[KernelConstant]:
         tell("gemm.fp4", of.gemm["fp4"], _there(leaves, ("gemm.fp4.nvfp4.flops_typ",)), chip.peaks["nvfp4"])
     weights = _there(leaves, ("knee.bf16.bandwidth", "gemm.bf16.plain.bandwidth"))
     tell("memory", of.memory, weights, chip.bandwidth)
-    for format_ in ("bf16", "fp8"):
-        read = _engines_or_better(leaves, "attn_decode", format_, of.decode[format_] * chip.bandwidth)
-        tell(f"decode.{format_}", of.decode[format_], read, chip.bandwidth)
-    prompt = _engines_or_better(leaves, "attn_prefill", "bf16", of.prefill * chip.peaks["bf16"])
-    tell("prefill", of.prefill, prompt, chip.peaks["bf16"])
+    told += _attention(chip, leaves)
     tell("pass_us", of.pass_us, _there(leaves, ("overhead.graph_node",)), _US, "us")
     start = "gemm.bf16.plain.t0"
     if start in leaves and leaves[start].count >= _FEWEST:
@@ -133,11 +132,61 @@ def _best(leaves: Mapping[str, Constant], paths: Iterable[str]) -> str | None:
     return max((path for path in paths if path in leaves), key=lambda path: leaves[path].value, default=None)
 
 
-def _engines_or_better(
-    leaves: Mapping[str, Constant], probe: str, format_: str, shipped: float
-) -> str | None:
-    """The rate of the best kernel that engines run; of a kernel of the probes' own only where it is faster than what
-    was shipped: a slower one says how good that kernel is, not what the engine's would do."""
-    paths = [path for path in leaves if path.startswith(f"{probe}.") and path.endswith(f".{format_}.rate")]
-    theirs = [path for path in paths if any(name in path.split(".")[1] for name in _ENGINES)]
-    return _best(leaves, theirs) or _best(leaves, [path for path in paths if leaves[path].value > shipped])
+def _attention(chip: Chip, leaves: Mapping[str, Constant]) -> Iterator[KernelConstant]:
+    """Shares of attention: those with which capplan predicts, of one large call, the time that was measured.
+
+    A rate alone is no share: kernels.toml has what pairs of heads, splits and exponentials cost beside it.
+    """
+    width = {"heads": 64.0, "kv_heads": 8.0, "head_dim": 128.0, "v_head_dim": 128.0}
+    for cache in ("bf16", "fp8"):
+        call = attention_decode("decode", 32.0, 32768.0, **width, kv=cache)  # type: ignore[arg-type]
+        yield from _matched(
+            f"decode.{cache}", chip, leaves, f"attn_decode.{{}}.{cache}", call, float(call.held)
+        )
+    length = 16384.0
+    pairs = length * (length + 1) / 2
+    call = attention_prefill("prefill", 1.0, length, pairs, **width, tokens=length, kv="bf16")  # type: ignore[arg-type]
+    yield from _matched("prefill", chip, leaves, "attn_prefill.{}.bf16", call, float(call.flops))
+
+
+def _matched(
+    name: str, chip: Chip, leaves: Mapping[str, Constant], path: str, call: Operation, work: float
+) -> Iterator[KernelConstant]:
+    """The constant by the fastest kernel that engines run; by another only where that is faster than what was shipped:
+    a slower one says how good that kernel is, not what the engine's would do."""
+    start, end = path.split("{}")
+    kernels = [
+        each[len(start) : -len(f"{end}.rate")]
+        for each in leaves
+        if each.startswith(start) and each.endswith(f"{end}.rate")
+    ]
+
+    def time(kernel: str, rate: float) -> float:
+        begun = leaves.get(f"{path.format(kernel)}.t0")
+        return (begun.value if begun else 0.0) + work / rate
+
+    took = {kernel: time(kernel, leaves[f"{path.format(kernel)}.rate"].value) for kernel in kernels}
+    theirs = {kernel: each for kernel, each in took.items() if any(part in kernel for part in _ENGINES)}
+    faster = {kernel: each for kernel, each in took.items() if each < float(seconds(call, chip))}
+    if not (theirs or faster):
+        return
+    best = min(theirs or faster, key=took.__getitem__)
+    leaf = leaves[f"{path.format(best)}.rate"]
+    low, value, high = (
+        _share(name, chip, call, time(best, rate)) for rate in (leaf.low, leaf.value, leaf.high)
+    )
+    first, _, of = name.partition(".")
+    shipped = getattr(chip.constants, first)
+    shipped = shipped[of] if of else shipped
+    yield KernelConstant(name, "1", shipped, value, low, high, leaf.count, f"{path.format(best)}.rate")
+
+
+def _share(name: str, chip: Chip, call: Operation, measured: float) -> float:
+    """The share with which a call is predicted to take what it was measured to take; 1 where no share makes it so fast."""
+    low, high = 0.01, 1.0
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        one = KernelConstant(name, "1", 0.0, middle, 0.0, 0.0, 1, "")
+        slower = float(seconds(call, with_kernels(chip, [one]))) > measured
+        low, high = (middle, high) if slower else (low, middle)
+    return high

@@ -19,7 +19,7 @@ from capplan.capacity.step_time.calibration import Calibration, read_calibration
 from capplan.capacity.step_time.chip import chip_of
 from capplan.capacity.step_time.kernel_time import seconds
 from capplan.capacity.step_time.measured_kernels import kernel_constants, with_kernels
-from capplan.capacity.step_time.operations import gemm
+from capplan.capacity.step_time.operations import attention_decode, attention_prefill, gemm
 from capplan.errors import InputError
 from capplan.hardware.registry import gpu
 from capplan.probes.probe import Derived, Value
@@ -157,25 +157,60 @@ def test_one_without_a_constant_of_a_plan_is_refused(file: Callable[..., Path]) 
         perf("llama-3.1-8b", "h200", concurrency=[1], calibration=read_calibration(path))
 
 
-def with_kernel(made: dict[str, Any], kernel: str, rate: float) -> None:
+def with_kernel(made: dict[str, Any], probe: str, kernel: str, rate: float, start: float = 12e-6) -> None:
     leaf = {**made["derived"]["hbm"]["read_bps"], "value": rate, "lo": 0.98 * rate, "hi": 1.02 * rate}
-    made["derived"]["attn_decode"] = {kernel: {"bf16": {"rate": leaf}}}
+    begun = {**made["derived"]["hbm"]["t0"], "value": start, "lo": start, "hi": start}
+    made["derived"].setdefault(probe, {})[kernel] = {"bf16": {"rate": leaf, "t0": begun}}
 
 
 @pytest.mark.parametrize(
     ("kernel", "share", "taken"),
-    [("flash_attn_3", 0.5, True), ("triton", 0.5, False), ("triton", 0.99, True)],
-    ids=["an engine's, slow", "our own, slow", "our own, faster than shipped"],
+    [
+        ("flash_attn_3", 0.5, True),
+        ("flashinfer", 0.8, True),
+        ("triton", 0.5, False),
+        ("triton", 0.97, True),
+    ],
+    ids=["an engine's, slow", "an engine's", "our own, slow", "our own, faster than shipped"],
 )
 def test_a_slow_kernel_of_our_own_says_nothing_of_an_engines(
     kernel: str, share: float, taken: bool, file: Callable[..., Path]
 ) -> None:
-    bandwidth = gpu("h200").memory_bandwidth or 0.0
-    path = file(change=lambda made: with_kernel(made, kernel, share * bandwidth))
-    found = constants(path)
-    assert ("decode.bf16" in found) is taken
-    if taken:
-        assert found["decode.bf16"] == pytest.approx(share)
+    rate = share * (gpu("h200").memory_bandwidth or 0.0)
+    path = file(change=lambda made: with_kernel(made, "attn_decode", kernel, rate))
+    assert ("decode.bf16" in constants(path)) is taken
+    chip = chip_of(gpu("h200-sxm"))
+    measured = with_kernels(chip, kernel_constants(read_calibration(path), chip))
+    call = attention_decode(
+        "x", 32.0, 32768.0, heads=64.0, kv_heads=8.0, head_dim=128.0, v_head_dim=128.0, kv="bf16"
+    )
+    time = 12e-6 + call.held / rate  # as it was measured, whatever else kernels.toml has in a decode
+    assert (float(seconds(call, measured)) == pytest.approx(time, rel=0.01)) is taken
+
+
+def test_prefill_takes_what_the_engines_kernel_took(file: Callable[..., Path]) -> None:
+    rate = 500e12
+
+    def both(made: dict[str, Any]) -> None:
+        with_kernel(made, "attn_prefill", "flash", 0.6 * rate)  # torch's own, which no engine runs there
+        with_kernel(made, "attn_prefill", "flash_attn_3", rate)
+
+    chip = chip_of(gpu("h200-sxm"))
+    found = kernel_constants(read_calibration(file(change=both)), chip)
+    (prefill,) = (each for each in found if each.name == "prefill")
+    assert prefill.source == "attn_prefill.flash_attn_3.bf16.rate"
+    length = 16384.0
+    call = attention_prefill(
+        *("x", 1.0, length, length * (length + 1) / 2),
+        heads=64.0,
+        kv_heads=8.0,
+        head_dim=128.0,
+        v_head_dim=128.0,
+        tokens=length,
+        kv="bf16",
+    )
+    time = float(seconds(call, with_kernels(chip, found)))
+    assert time == pytest.approx(12e-6 + call.flops / rate, rel=0.01)
 
 
 # --- report and validate --------------------------------------------------------------------------------------
