@@ -234,7 +234,8 @@ def checked(plan: Deployment) -> Deployment:
     for name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size"):
         given = getattr(plan, name)
         if given is not None and not 1 <= given <= asked.MOST_TOKENS:
-            raise InputError(f"{name} {given:,} is not a whole number from 1 to {asked.MOST_TOKENS:,}")
+            said = f"{given:,}" if given < 1000 * asked.MOST_TOKENS else f"{given:.6g}"
+            raise InputError(f"{name} {said} is not a whole number from 1 to {asked.MOST_TOKENS:,}")
     share = plan.gpu_memory_utilization
     if share is not None and not 0 < share <= 1:
         raise InputError(f"gpu_memory_utilization {share} is not a share above 0 and up to 1")
