@@ -17,6 +17,7 @@ import capplan
 from capplan.capacity import service
 from capplan.capacity.engines.deployment import Deployment
 from capplan.capacity.questions.compare import compare
+from capplan.capacity.questions.engine_fit import engine_fit
 from capplan.capacity.questions.perf import CONCURRENCY, perf
 from capplan.cli.pictures import tradeoff, tradeoff_plot
 from capplan.errors import InputError
@@ -410,3 +411,26 @@ def test_there_is_no_curve_of_what_does_not_fit(run: Run) -> None:
     assert (code, out) == (2, "")
     assert "there is no picture of what does not fit" in err
     assert not Path("x.svg").exists()
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["llama-3.1-8b", "deepseek-v2-lite", "nemotron-3-nano-30b-a3b", "qwen3.5-9b", "granite-4.0-h-tiny"],
+)
+def test_as_many_run_at_once_as_vllm_has_blocks_for(name: str) -> None:
+    """Of recurrent states it keeps two or three for a request, and pads groups of layers to one size."""
+    flags = Deployment(version="0.33.0", max_model_len=8192, max_num_seqs=4096)
+    found = perf(name, "h200", flags, isl=4096, osl=4096, concurrency=[1], tp=1)
+    told = engine_fit(name, "h200", flags).max_concurrency
+    assert found.most_by == "memory"
+    assert found.most_requests == int(told or 0)
+
+
+def test_a_window_keeps_what_is_in_sight_once_its_prompt_is_through() -> None:
+    """The log's concurrency counts a whole batch of prompt tokens in every window."""
+    flags = Deployment(version="0.33.0", max_model_len=8192, max_num_seqs=4096)
+    found = perf("gemma-3-27b", "h200", flags, isl=4096, osl=4096, concurrency=[1], tp=1)
+    told = engine_fit("gemma-3-27b", "h200", flags).max_concurrency
+    assert told
+    # 10 of 62 layers keep 8,192 tokens, the others 1,024
+    assert found.most_requests == pytest.approx(told * 8192 / (1024 + 10 / 62 * 7168), rel=0.1)

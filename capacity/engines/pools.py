@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import NamedTuple
 
 from capplan.capacity import precision
@@ -10,7 +12,7 @@ from capplan.capacity.cache import Cache, cache
 from capplan.capacity.engines.defaults import NEWEST, data, version_of
 from capplan.capacity.engines.deployment import Deployment
 from capplan.capacity.engines.device import Device
-from capplan.capacity.engines.vllm_allocator import Allocation, allocate
+from capplan.capacity.engines.vllm_allocator import Allocation, allocate, decoding
 from capplan.capacity.engines.vllm_blocks import attention_block, states_of
 from capplan.capacity.engines.vllm_rules import Settings, ordered, rules
 from capplan.errors import InputError
@@ -34,6 +36,9 @@ class Pool(NamedTuple):
     max_concurrency: float | None = None
     longest: int | None = None  # the largest max_model_len that starts, where the one asked for does not
     needed_bytes: float | None = None  # for one request of max_model_len
+    decoding: Callable[[int], float] | None = (
+        None  # requests of so many tokens at once; where blocks are on record
+    )
     assumptions: tuple[str, ...] = ()
 
 
@@ -100,6 +105,7 @@ def _in_blocks(
         max_concurrency=concurrency,
         longest=None if longest is None else longest * ranks,
         needed_bytes=found.needed_bytes,
+        decoding=partial(decoding, shown, held=rules(_settings(model, device, flags).version)),
         assumptions=assumed,
     )
 

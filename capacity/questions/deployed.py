@@ -47,7 +47,10 @@ class Deployed:
 
     def most(self, tokens: float) -> float:
         """Sequences of so many tokens that one data-parallel rank can have at once: as many as fit, and are allowed."""
-        held = max(0.0, self.memory.kv) * self.plan.pp / sequence_bytes(self.plan, tokens)
+        if self.memory.pool.decoding is not None:  # in whole blocks: recurrent states take several each
+            held = self.memory.pool.decoding(round(tokens))
+        else:
+            held = max(0.0, self.memory.kv) * self.plan.pp / sequence_bytes(self.plan, tokens)
         return min(floor(held), float(self.flags.max_num_seqs or inf))
 
     def bounded_by(self, tokens: float) -> str:
@@ -86,9 +89,8 @@ def deployed(model: Model, gpu: Gpu, asked: Deployment) -> Deployed:
     if flags.max_num_batched_tokens:
         engine = engine._replace(budget=float(flags.max_num_batched_tokens))
     chip = chip_of(gpu)
-    memory = budget(
-        model, device, replace(asked, kv_cache_dtype=kv if asked.kv_cache_dtype != "auto" else "auto")
-    )
+    sixteen = asked.kv_cache_dtype == "auto" and kv in ("bf16", "fp16")
+    memory = budget(model, device, asked if sixteen else replace(asked, kv_cache_dtype=kv))
     return Deployed(model, gpu, flags, plan, chip, engine, memory, (*assumed, *chip.assumptions))
 
 
