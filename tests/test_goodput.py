@@ -57,7 +57,7 @@ def test_attainment_falls_with_the_rate(found: Goodput) -> None:
 
 def test_why_the_best_one_is_names_every_other(found: Goodput) -> None:
     told = "\n".join(found.reasons)
-    assert found.reasons[0].startswith(f"{found.best}, ")
+    assert found.reasons[0].startswith(f"{found.best}: ")
     for name in CONFIGURATIONS:
         assert name in told
     text = str(found)

@@ -99,19 +99,20 @@ class Goodput(Answer):
             f"{short_rate(self.requests_per_s)} req/s on {counted(chosen['gpus'], 'GPU')}"
         )
         names = [each["name"] for each in inputs["slo"]]
+        alike = len({each["gpus"] for each in self.configurations}) == 1
         rows = tuple(
             (
                 each["name"],
-                f"{each['gpus']:,}",
                 short_rate(each["requests_per_s"]) if each["requests_per_s"] else "none",
                 short_rate(each["requests_per_s_per_gpu"]) if each["requests_per_s"] else "-",
                 *(_value(each["bounds"], name) for name in names),
                 " and ".join(each["limited_by"]),
-                each["setting"],
+                _short(each),
             )
             for each in self.configurations
         )
-        heads = ("", "GPUs", "req/s", "req/s/GPU", *names, "limit", "with")
+        heads = ("", "req/s", "req/s/GPU", *names, "limit", "with")
+        why = tuple((name, text) for name, _, text in (reason.partition(": ") for reason in self.reasons))
         curve = tuple(
             (
                 short_rate(row["requests_per_s"]),
@@ -127,8 +128,8 @@ class Goodput(Answer):
             for row in self._shown()
         )
         tables = [
-            Table(rows, heads),
-            Table(tuple((reason,) for reason in self.reasons), title="Why", words=True),
+            Table(rows, heads, f"On {counted(chosen['gpus'], 'GPU')} each" if alike else ""),
+            Table(why, title="Why", words=True),
             Table(curve, ("req/s", *names, "attainment", "busy", "KV", "inside"), f"{self.best}, by rate"),
         ]
         return Report(headline, tuple(tables), self.assumptions, self.warnings)
@@ -148,6 +149,11 @@ def _flat(row: dict[str, Any]) -> dict[str, Any]:
         each["name"].replace("-", "_") + ("" if each["is_share"] else "_s"): each["value"]
         for each in row["bounds"]
     }
+
+
+def _short(row: dict[str, Any]) -> str:
+    """The setting of a configuration, in few characters: 2P 1D are two prefill and one decode instance."""
+    return str(row["setting"]).replace(" tokens a", " a").replace(" prefill,", "P").replace(" decode", "D")
 
 
 def _value(bounds: Sequence[dict[str, Any]], name: str) -> str:
@@ -422,7 +428,7 @@ def _reasons(
         if not each["is_share"] and each["value"] is not None and each["name"] not in best["limited_by"]
     ]
     limit = " and ".join(_limit_words(each) for each in best["limited_by"]) or "the points of the search"
-    told.append(f"{best['name']}, {best['what']}, ends at {limit}" + (f"; {', '.join(room)}" if room else ""))
+    told.append(f"{best['name']}: {best['what']}; ends at {limit}" + (f", {', '.join(room)}" if room else ""))
     for row in rows:
         if row is best:
             continue
