@@ -129,6 +129,16 @@ def test_the_pools_that_are_asked_for() -> None:
     assert (row["gpus"], row["setting"]) == (3, "2 prefill, 1 decode")
 
 
+def test_a_gpu_without_a_link_on_record_has_no_pools() -> None:
+    slo = Slo((Bound("ttft", 0.95, 5.0),))
+    asked = {"slo": slo, "isl": 200, "osl": 20, "requests": 100}
+    found = goodput("llama-3.2-1b", "apple-m4-max", configurations=["chunked", "disaggregated"], **asked)  # type: ignore[arg-type]
+    assert [row["name"] for row in found.configurations] == ["chunked"]
+    assert any("nothing is on record of what joins GPUs" in text for text in found.warnings)
+    with pytest.raises(InputError, match="nothing is on record"):
+        goodput("llama-3.2-1b", "apple-m4-max", configurations=["disaggregated"], **asked)  # type: ignore[arg-type]
+
+
 def test_joint_attainment_and_lengths_that_differ() -> None:
     slo = Slo(joint=Joint(0.4, 0.02, 0.9))
     mix = Mix(poisson(500, 1), *lognormal(500, 1, isl=800, osl=200, most=4000))

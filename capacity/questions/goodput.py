@@ -259,11 +259,20 @@ def goodput(
     work.assume(
         f"every rate and placement gets the same requests (seed {seed}); the search ends within {100 * PRECISION:.0f}%"
     )
-    work.assume("instances take requests in turn, and no prompt finds a prefix in the cache")
+    work.assume(
+        "every pass takes what the step-time model says, with no jitter (capplan validate performance)",
+        "instances take requests in turn, and no prompt finds a prefix in the cache",
+    )
     search = Search(found, whole, mix, slo, longest, requests, progress or (lambda what, points: None), work)
     results, count = [], instances or 1
     if "disaggregated" in names:
-        split = search.disaggregated(pools)
+        try:
+            split = search.disaggregated(pools)
+        except InputError as error:  # no link is on record
+            if len(names) == 1:
+                raise
+            work.warn(str(error))
+            split = None
         if split is not None:
             results.append(split)
             count = instances or split.run.replicas // found.ranks
