@@ -8,6 +8,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from capplan.capacity.simulator.traces import prefix_share, read_trace
 from capplan.errors import DataFileError
@@ -145,6 +147,47 @@ def test_a_file_that_is_no_trace(text: str, message: str, tmp_path: Path) -> Non
     with pytest.raises(DataFileError) as caught:
         read_trace(written(tmp_path, text))
     assert message in str(caught.value)
+
+
+cells = st.one_of(
+    st.integers(-5, 10**12).map(str),
+    st.floats().map(str),
+    st.text(max_size=8),
+    st.sampled_from(["", "1e999", "[1]"]),
+)
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    rows=st.lists(st.lists(cells, max_size=5), max_size=8),
+    heads=st.sampled_from(
+        ["arrival_s,input_tokens,output_tokens", "timestamp,input_length,output_length,id"]
+    ),
+)
+def test_whatever_a_file_holds_it_is_read_or_refused(
+    rows: list[list[str]], heads: str, tmp_path: Path
+) -> None:
+    text = "\n".join([heads, *(",".join(row) for row in rows)])
+    path = tmp_path / "any.csv"
+    path.write_text(text, encoding="utf-8", errors="replace")
+    try:
+        trace = read_trace(path)
+    except DataFileError:
+        return
+    assert len(trace) >= 1
+    assert trace.isl.min() >= 1
+    assert trace.osl.min() >= 1
+    assert (np.diff(trace.arrival) >= 0).all()
+    assert np.isfinite(trace.arrival).all()
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(content=st.binary(max_size=200), brace=st.booleans())
+def test_bytes_that_are_no_trace(content: bytes, brace: bool, tmp_path: Path) -> None:
+    path = tmp_path / "any"
+    path.write_bytes(b"{" * brace + content)
+    with pytest.raises(DataFileError):
+        read_trace(path)
 
 
 def test_no_file(tmp_path: Path) -> None:
