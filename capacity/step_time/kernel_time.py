@@ -96,11 +96,17 @@ def _gemm(operation: Operation, chip: Chip) -> Terms:
     )
 
 
+def multiplied(operation: Operation, chip: Chip) -> str:
+    """The format that an operation multiplies in, by the names of a chip's peaks."""
+    if operation.kind == "grouped_gemm" and operation.dtype == "mxfp4":
+        # its inputs are in 8 bit where the hardware multiplies 4 with 8, in 16 elsewhere
+        return "w4a8_mxfp4" if chip.generation == "sm100" else "w4a16_mxfp4"
+    return operation.dtype if operation.dtype in chip.peaks else "bf16"
+
+
 def _grouped_gemm(operation: Operation, chip: Chip) -> Terms:
     of, rows = chip.constants, operation.rows
-    dtype = operation.dtype
-    if dtype == "mxfp4":  # its inputs are in 8 bit where the hardware multiplies 4 with 8, in 16 elsewhere
-        dtype = "w4a8_mxfp4" if chip.generation == "sm100" else "w4a16_mxfp4"
+    dtype = multiplied(operation, chip)
     share = of.gemm[chip.paths[dtype]] * of.grouped
     if dtype in ("int4", "w4a16_mxfp4"):
         share *= of.weight_only

@@ -14,7 +14,7 @@ from capplan.capacity.roofline import operation_time
 from capplan.capacity.step_time.chip import Chip
 from capplan.capacity.step_time.engine_steps import Engine
 from capplan.capacity.step_time.forward import Layout, Step, operations
-from capplan.capacity.step_time.kernel_time import COLLECTIVES, bound, spread, terms
+from capplan.capacity.step_time.kernel_time import COLLECTIVES, bound, multiplied, spread, terms
 from capplan.capacity.step_time.operations import Number, Operation, greatest
 
 GROUPS = ("attention", "projections", "experts", "head", "elementwise", "collectives", "fixed")
@@ -172,9 +172,8 @@ def held_bytes(one: Pass) -> dict[str, Number]:
 def floor(one: Pass, chip: Chip) -> Number:
     """What no kernels could be faster than [second]: weights and cache at the full bandwidth, work at the dense peak."""
     size = sum([each.operation.count * each.operation.held for each in one.timed])
-    work = sum([each.operation.count * each.operation.flops / _peak(each, chip) for each in one.timed])
+    work = 0.0
+    for each in one.timed:
+        peak = chip.peaks[multiplied(each.operation, chip)]
+        work = work + each.operation.count * each.operation.flops / peak
     return greatest(size / chip.bandwidth, work)
-
-
-def _peak(each: Timed, chip: Chip) -> float:
-    return chip.peaks.get(each.operation.dtype) or chip.peaks["bf16"]

@@ -10,7 +10,15 @@ from hypothesis import strategies as st
 
 from capplan.capacity.step_time import operations as op
 from capplan.capacity.step_time.chip import Chip, constants_of, data
-from capplan.capacity.step_time.kernel_time import COLLECTIVES, bound, chip_of, seconds, spread, terms
+from capplan.capacity.step_time.kernel_time import (
+    COLLECTIVES,
+    bound,
+    chip_of,
+    multiplied,
+    seconds,
+    spread,
+    terms,
+)
 from capplan.capacity.step_time.operations import Operation
 from capplan.hardware import registry
 
@@ -135,7 +143,7 @@ def operations(draw: Any) -> Operation:
 @settings(max_examples=400, deadline=None)
 @given(operations(), chips)
 def test_time_is_above_the_floor(operation: Operation, chip: Chip) -> None:
-    dtype = "fp8" if operation.variant == "fp8" else operation.dtype
+    dtype = "fp8" if operation.variant == "fp8" else multiplied(operation, chip)
     narrow = "fp8" if operation.kind == "mla_decode" and operation.dtype == "fp8" else dtype
     bits = "bf16" if operation.kind == "attention_decode" or dtype in ("bf16", "fp16") else narrow
     floor = max(operation.flops / chip.peaks[bits], operation.bytes / chip.bandwidth)

@@ -166,6 +166,18 @@ def test_the_floor_of_a_prompt_is_its_work_at_the_peak() -> None:
     assert passes.floor(one, chip) == pytest.approx(work / 989.5e12, rel=1e-3)
 
 
+def test_the_floor_of_mxfp4_experts_is_at_the_rate_that_they_multiply_at() -> None:
+    """On Blackwell their inputs are in 8 bit, on Hopper in 16: 4.5 and 0.99 PFLOP/s."""
+    for gpu, peak in (("b200", 4.5e15), ("h200-sxm", 989.5e12)):
+        one = one_pass(plan("gpt-oss-120b"), CHIPS[gpu], ENGINES["vllm"], Step(prompts=1.0, chunk=8192.0))
+        others = [each for each in one.timed if each.operation.name != "experts"]
+        (experts,) = (each.operation for each in one.timed if each.operation.name == "experts")
+        rest = passes.floor(one._replace(timed=others), CHIPS[gpu])
+        found = passes.floor(one, CHIPS[gpu])
+        assert found == pytest.approx(rest + experts.count * experts.flops / peak)
+        assert found < one.seconds
+
+
 def test_queries_of_a_prompt_read_a_compressed_cache_from_memory_once() -> None:
     """DeepSeek V4 Flash: 43 layers, 1,024 bytes a vector; a vector for each token, and pooled ones beside."""
     chip, engine = CHIPS["b200"], ENGINES["vllm"]
