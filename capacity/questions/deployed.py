@@ -69,6 +69,8 @@ def deployed(model: Model, gpu: Gpu, asked: Deployment) -> Deployed:
     kv, assumed = cache_format(quantized(model, flags.quantization), flags)
     if narrowed(model, flags.quantization):
         assumed.append(NARROWED)
+    if any(getattr(part, "cross", False) for layer in model.layers for part in layer):
+        assumed.append("attention over an encoder's tokens is not timed")
     tp, dp = flags.tensor_parallel_size, flags.data_parallel_size
     if flags.attention_replicas > 1:
         if tp % dp:

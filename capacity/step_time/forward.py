@@ -300,7 +300,7 @@ def _passes(plan: Layout, tokens: Number) -> Iterator[Operation]:
     hidden = plan.model.hidden_size
     yield elementwise("norms", tokens * hidden * ACTIVATION * 4, 2 * plan.layers)
     for part, count in plan.attention:
-        if isinstance(part, Attention):
+        if isinstance(part, Attention) and not part.cross:
             width = (part.heads + 2 * max(part.kv_heads, plan.tp)) * part.head_dim / plan.tp
             yield elementwise("rotary_and_cache", tokens * width * ACTIVATION * 2, 2 * count)
         elif isinstance(part, LatentAttention):
@@ -358,6 +358,8 @@ def seen_pairs(before: Number, chunk: Number, window: int | None = None) -> Numb
 
 
 def _heads(plan: Layout, part: Attention, count: int, step: Step) -> Iterator[Operation]:
+    if part.cross:  # over an encoder's tokens, of which a step says nothing
+        return
     heads, kv_heads = part.heads / plan.tp, max(1.0, part.kv_heads / plan.tp)
     kind = "window" if part.window else "full"
     shape: dict[str, Any] = {
@@ -406,13 +408,25 @@ def _latent(plan: Layout, part: LatentAttention, count: int, step: Step) -> Iter
     if not _none(step.prompts):
         width = part.nope + part.rope
         pairs = seen_pairs(step.before, step.chunk, most)
-        yield attention_prefill(
-            "attention_prefill.mla", step.prompts, step.chunk, pairs, tokens=step.before + step.chunk,
-            heads=heads, kv_heads=heads, head_dim=width, v_head_dim=part.v_head_dim, kv="bf16", count=count,
-        )  # fmt: skip
+        if part.top_k:  # every query has keys of its own, and meets the latents themselves
+            found = mla_decode(
+                "attention_prefill.sparse", step.prompts * step.chunk, pairs / greatest(step.chunk, 1.0), heads=heads,
+                latent=part.latent, rope=part.rope, kv=plan.kv, count=count,
+            )  # fmt: skip
+            yield _read_once(found, step.prompts * (step.before + step.chunk), plan, part.latent, part.rope)
+        else:
+            yield attention_prefill(
+                "attention_prefill.mla", step.prompts, step.chunk, pairs, tokens=step.before + step.chunk,
+                heads=heads, kv_heads=heads, head_dim=width, v_head_dim=part.v_head_dim, kv="bf16", count=count,
+            )  # fmt: skip
         if part.index_dim:
             pairs = seen_pairs(step.before, step.chunk, None)
             yield _index(step.prompts, pairs, step.before + step.chunk, part, count)
+
+
+def _read_once(found: Operation, vectors: Number, plan: Layout, latent: int, rope: int) -> Operation:
+    """Neighbouring queries read much the same vectors, which have to come from memory once."""
+    return found._replace(held=least(found.held, vectors * precision.latent_bytes(plan.kv, latent, rope)))
 
 
 def _index(
@@ -445,10 +459,8 @@ def _compressed(plan: Layout, part: CompressedAttention, count: int, step: Step)
             "compressed_attention", sequences * queries, seen, heads=heads, latent=latent, rope=part.rope, kv=plan.kv,
             count=count,
         )  # fmt: skip
-        # neighbouring queries read much the same vectors, which have to come from memory once
         kept = least(tokens + queries / 2, part.window + queries) + pooled
-        held = sequences * kept * precision.latent_bytes(plan.kv, latent, part.rope)
-        yield found._replace(held=least(found.held, held))
+        yield _read_once(found, sequences * kept, plan, latent, part.rope)
         if part.index_dim:
             keys = tokens + queries / 2
             yield _index(sequences, queries * tokens, keys, part, count)

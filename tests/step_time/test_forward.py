@@ -47,3 +47,25 @@ def test_every_product_is_run_a_whole_number_of_times(name: str) -> None:
 def test_a_layer_sums_over_ranks_after_attention_and_after_its_mlp(name: str, a_layer: int) -> None:
     plan = layout(model(name), tp=2)
     assert plan.reduced == a_layer * len(plan.model.layers)
+
+
+def test_an_indexer_s_prompt_meets_the_latents_themselves() -> None:
+    """DeepSeek V3.2 on 8 ranks: 16 heads, latents of 512 + 64, 2,048 keys for each of the last queries of 64K."""
+    plan = layout(model("deepseek-v3.2"), tp=8)
+    found = operations(plan, Step(prompts=1.0, chunk=8192.0, before=57_344.0))
+    (sparse,) = (each for each in found if each.name == "attention_prefill.sparse")
+    assert sparse.count == 61
+    assert sparse.flops == 2 * 8192 * 2048 * 16 * (2 * 512 + 64)
+    assert sparse.held == 65_536 * (512 + 64) * 2
+    assert not any(each.name == "attention_prefill.mla" for each in found)
+    short = operations(plan, Step(prompts=2.0, chunk=100.0))
+    (sparse,) = (each for each in short if each.name == "attention_prefill.sparse")
+    assert sparse.flops == 2 * 2 * 5050 * 16 * (2 * 512 + 64)  # all pairs, causally
+    dense = operations(layout(model("deepseek-v3"), tp=8), Step(prompts=1.0, chunk=100.0))
+    assert any(each.name == "attention_prefill.mla" for each in dense)
+
+
+def test_attention_over_an_encoder_does_not_grow_with_the_text() -> None:
+    """Llama 3.2 90B Vision: 80 layers attend to text, 20 to images."""
+    found = operations(layout(model("llama-3.2-90b-vision"), tp=4), Step(decode=4.0, context=1000.0))
+    assert sum(each.count for each in found if each.kind == "attention_decode") == 80
