@@ -13,6 +13,7 @@ import json
 import os
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache
@@ -192,8 +193,56 @@ def distserve_intro_rates() -> Iterator[Row]:
         rates = goodput(service, make, slo, guess, range(1, 21))
         paper, ours, spread = values["rate_at_90pct"][name], mean(rates), stdev(rates)
         off = abs(ours - paper)
-        why = f"one draw of the oracle; ours vary by {spread:.2f}" if off <= 2 * spread else ""
+        why = (
+            f"the oracle is one draw of 600; ours vary by {spread:.2f} (standard deviation)"
+            if off <= 2 * spread
+            else ""
+        )
         yield Row(case["id"], f"{name}, rate at 90%", paper, ours, about(paper, 0.1), True, why)
+
+
+def joint_of_limited_pools(
+    mix: Mix, rate: float, prefill: AffineTimes, decode: AffineTimes, most: int = 50_000
+) -> float:
+    """Attainment within 250 and 100 ms where a decode pass takes sequences in turn, up to so many tokens of context."""
+    import numpy as np
+
+    arrival, isl, steps = mix.times(rate).tolist(), mix.isl.tolist(), (mix.osl - 1).tolist()
+    a, b, c = prefill.prefill
+    first, last = [0.0] * len(isl), [0.0] * len(isl)
+    coming, now = deque(range(len(isl))), 0.0
+    while coming:
+        now, batch = max(now, arrival[coming[0]]), []
+        while coming and arrival[coming[0]] <= now:
+            batch.append(coming.popleft())
+        now += a + sum(b * isl[i] + c * isl[i] ** 2 for i in batch)
+        for i in batch:
+            first[i] = now
+    handed = deque(sorted(range(len(isl)), key=first.__getitem__))
+    waiting, done, now = deque[int](), [0] * len(isl), 0.0
+    while handed or waiting:
+        if not waiting:
+            now = max(now, first[handed[0]])
+        while handed and first[handed[0]] <= now:
+            waiting.append(handed.popleft())
+        left, batch = most, []
+        while waiting and isl[waiting[0]] + done[waiting[0]] < left:
+            batch.append(waiting.popleft())
+            left -= isl[batch[-1]] + done[batch[-1]] + 1
+        context = float(sum(isl[i] + done[i] for i in batch))
+        start, slope, _ = decode.decode(len(batch), context)
+        now += start + slope * context
+        while handed and first[handed[0]] <= now:
+            waiting.append(handed.popleft())
+        for i in batch:
+            done[i] += 1
+            if done[i] == steps[i]:
+                last[i] = now
+            else:
+                waiting.append(i)
+    ttft = np.array(first) - arrival
+    tpot = (np.array(last) - first) / steps
+    return float(np.mean((ttft <= 0.25) & (tpot <= 0.1)))
 
 
 def distserve_lognormal() -> Iterator[Row]:
@@ -228,12 +277,13 @@ def distserve_lognormal() -> Iterator[Row]:
             what = f"{name} {rate} req/s a GPU, attainment"
             why = against_one_draw(paper, ours, spread, off)
             if name == "disagg" and float(rate) >= 3 and abs(ours - paper) > off:
-                capped = distserve_pools(two, one)
-                capped = replace(capped, decode=replace(capped.decode, blocks=50_000))
-                least, _ = over_draws(capped, make, float(rate) * gpus, 0.25, 0.1)
+                limited = mean(
+                    joint_of_limited_pools(in_our_count(make(seed)), float(rate) * gpus, two, one)
+                    for seed in SEEDS
+                )
                 why = (
-                    "a decode pass of the oracle has 50,000 tokens of context at most, in turn; with so many blocks, which "
-                    f"is stricter, ours is {least:.2f}"
+                    "a decode pass of the oracle has 50,000 tokens of context at most, its sequences in turn; so limited, "
+                    f"pass by pass, the mean is {limited:.2f}"
                 )
             yield Row(case["id"], what, paper, ours, within(paper, off), True, why)
 
