@@ -139,6 +139,14 @@ def test_a_gpu_without_a_link_on_record_has_no_pools() -> None:
         goodput("llama-3.2-1b", "apple-m4-max", configurations=["disaggregated"], **asked)  # type: ignore[arg-type]
 
 
+def test_pools_of_ranks_that_share_experts_are_warned_of() -> None:
+    flags = Deployment(data_parallel_size=2)
+    slo = Slo((Bound("ttft", 0.95, 2.0), Bound("tpot", 0.95, 0.1)))
+    asked = {"slo": slo, "isl": 500, "osl": 50, "requests": 200, "tp": 1}
+    found = goodput("qwen3-30b-a3b", "h200-sxm", flags, pools=(1, 1), **asked)  # type: ignore[arg-type]
+    assert any("pools look better than they are" in text for text in found.warnings)
+
+
 def test_joint_attainment_and_lengths_that_differ() -> None:
     slo = Slo(joint=Joint(0.4, 0.02, 0.9))
     mix = Mix(poisson(500, 1), *lognormal(500, 1, isl=800, osl=200, most=4000))

@@ -120,6 +120,11 @@ class Search:
         import numpy as np
 
         found = self.found
+        if self.whole.ranks > 1:
+            self.work.warn(
+                "data-parallel ranks that share experts wait for each other; those of pools are simulated as if they did "
+                "not, so that pools look better than they are"
+            )
         if found.flags.engine == "vllm":
             self.work.assume(
                 "with pools the first token is the decode instance's, as vLLM's connectors give it out"
