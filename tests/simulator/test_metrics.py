@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from math import inf, nan
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -21,6 +22,7 @@ from capplan.capacity.simulator.requests import (
     Totals,
     Workload,
 )
+from capplan.capacity.simulator.traces import read_trace
 from capplan.capacity.simulator.workloads import Mix, fixed, gamma, poisson
 from capplan.errors import InputError
 
@@ -184,6 +186,18 @@ def test_a_service_that_still_fills_is_not_saturated() -> None:
 
 def test_bursts_are_not_taken_for_saturation(capacity: float) -> None:
     assert not any(backlog_growth(run(0.6 * capacity, 3000, seed, cv=3.0)) for seed in range(5))
+
+
+@pytest.mark.parametrize("name", ["azure_llm_2023_code.csv", "mooncake_synthetic.jsonl"])
+def test_saturation_under_a_trace_as_it_came(name: str, data: Path) -> None:
+    """Clumps, bursts and long prompts among short ones; capacity is that of a closed loop."""
+    mix = workloads.replay(read_trace(data / "traces" / name))
+    service = Service(TIMES, blocks=100_000, max_num_seqs=64)
+    most = summary(simulate(mix.closed(64), service)).request_rate
+    for load in (0.5, 0.7, 0.85):
+        assert backlog_growth(simulate(mix.at(load * most), service)) is None
+    for load in (1.25, 2.0):
+        assert backlog_growth(simulate(mix.at(load * most), service)) is not None
 
 
 def test_a_saturated_service_has_no_ttft(capacity: float) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import doctest
 from pathlib import Path
 
 import numpy as np
@@ -67,6 +68,12 @@ def test_a_ramp_is_as_steep_as_asked() -> None:
     step = workloads.ramp(MANY, 4, [(0, 0), (1000, 0), (1001, 2)])
     assert step[0] > 1000
     assert (np.diff(step) >= 0).all()
+
+
+def test_doctests() -> None:
+    found = doctest.testmod(workloads)
+    assert found.attempted >= 4
+    assert found.failed == 0
 
 
 def test_seeds() -> None:
