@@ -27,7 +27,7 @@ def mg1_wait(rate: float, mean: float, second_moment: float) -> float:
 
     Validity: Poisson arrivals, one request at a time, and a load R E[D] below 1.
     Not counted: prompts that share a pass, which wait less; bursts, which make all wait longer.
-    Source: Pollaczek 1930, Khinchine 1932; L. Kleinrock, Queueing Systems, volume 1, eq. 5.70.
+    Source: Pollaczek 1930, Khinchine 1932; L. Kleinrock, Queueing Systems, volume 1, chapter 5.
 
     A service of 1 s or of 2 s, each half of the time, at half the load:
 
@@ -313,7 +313,7 @@ def pool_ratio(prefill_rate: float, decode_rate: float) -> float:
 
     Validity: pools that share nothing but the requests.
     Not counted: whole numbers of instances: try those on both sides.
-    Source: DistServe (OSDI 2024), section 4.1: n R_p of one pool equal m R_d of the other.
+    Source: DistServe (OSDI 2024), its placement algorithm: both pools take the same rate.
 
     The introduction of DistServe, 5.6 and 10 requests a second: two prefill GPUs to one decode GPU.
 
@@ -390,7 +390,7 @@ def exposed_transfer(transfer: float, prefill: float, layers: float) -> float:
 
     Validity: layers of one size; a link that nothing else uses.
     Not counted: the latency of each message, and other transfers on the link.
-    Source: Splitwise (ISCA 2024), section 4.3: the last layer's cache can't be sent before the pass ends.
+    Source: Splitwise (ISCA 2024), layer-wise transfer: the last layer's cache can't be sent before the pass ends.
 
     >>> exposed_transfer(transfer=0.08, prefill=0.4, layers=80)
     0.001

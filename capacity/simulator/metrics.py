@@ -184,7 +184,7 @@ def half_width(inside: NDArray[np.bool_], share: float | None = None) -> float:
 
     Requests of one queue are late together, so the binomial's width is too small: the means of batches of consecutive
     requests hold what neighbours have in common. Source: batch means, A. M. Law, Simulation Modeling and Analysis,
-    section 9.5.3; the interval of a percentile from that of its share: R. S. Woodruff, JASA 47, 1952.
+    chapter 9; the interval of a percentile from that of its share: R. S. Woodruff, JASA 47, 1952.
     """
     count = len(inside)
     mean = float(inside.mean()) if share is None else share
