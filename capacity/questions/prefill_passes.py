@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from capplan.capacity.answer import Working
 from capplan.capacity.engines.deployment import Deployment
-from capplan.capacity.engines.weights import quantized
+from capplan.capacity.engines.weights import method, quantized
 from capplan.capacity.questions import asked, pass_parts
 from capplan.capacity.questions.deployed import Deployed
 from capplan.capacity.questions.perf import measured, placed
@@ -44,7 +44,7 @@ def by_operations(
     prompts = asked.known_contexts(contexts, spec, work)
     flags = deployment or Deployment()
     if flags.quantization is None and not asked.automatic(weights):
-        flags = replace(flags, quantization=weights)
+        flags = replace(flags, quantization=method(weights))
     longest = prompts[0] if contexts is None else max(prompts)  # of the usual ones, the others may not fit
     flags = pass_parts.allowing(flags, longest)
     found = measured(placed(spec, card, flags, longest, tp, work), calibration, work)
