@@ -120,6 +120,8 @@ class ProbeValidate(Answer):
         return Report(self._headline(), tuple(tables), self.assumptions, self.warnings)
 
     def _headline(self) -> str:
+        if self.informational:
+            return f"{self.device}: measured on a CPU, for information"
         told = [
             f"{each['dtype']} ridge {each['measured']:,.0f} FLOP/byte"
             + (f", {each['spec']:,.0f} by the datasheet" if each["spec"] else "")

@@ -140,7 +140,30 @@ def test_another_run_is_not_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     plan = {"facts": {"kind": "cpu"}, "cases": {}, "skipped": {"launch": ["skipped", "so"]}}
     monkeypatch.setattr(running, "_plan", lambda *_: plan)
     running._keep(tmp_path / "out.json.part", {"profile": "full"}, {})
+    assert (tmp_path / "out.json.part").exists()
     with pytest.raises(InputError, match="begun with other profile"):
+        running.run(out, only=("launch",), profile="quick", resume=True)
+
+
+def test_a_link_at_rest_does_not_make_another_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """PCIe and clocks of a GPU fall when it is idle: the run goes on all the same."""
+    out = tmp_path / "out.json"
+    facts = {"kind": "cuda", "name": "A", "fp8_flavour": "fn", "pcie": {"gen": 5, "width": 16}}
+    plan = {"facts": facts, "stack": {}, "spec": {}, "cases": {}, "skipped": {"launch": ["skipped", "so"]}}
+    monkeypatch.setattr(running, "_plan", lambda *_: plan)
+    kept: list[Any] = []
+    monkeypatch.setattr(running, "_keep", lambda part, asked, finished: kept.append((asked, dict(finished))))
+    running.run(out, only=("launch",), profile="quick")
+    monkeypatch.undo()
+    monkeypatch.setattr(
+        running, "_plan", lambda *_: plan | {"facts": facts | {"pcie": {"gen": 1, "width": 16}}}
+    )
+    running._keep(tmp_path / "out.json.part", *kept[0])
+    document = running.run(out, only=("launch",), profile="quick", resume=True)
+    assert document["device"]["pcie"]["gen"] == 1
+    monkeypatch.setattr(running, "_plan", lambda *_: plan | {"facts": facts | {"name": "B"}})
+    running._keep(tmp_path / "out.json.part", *kept[0])
+    with pytest.raises(InputError, match="begun with other device"):
         running.run(out, only=("launch",), profile="quick", resume=True)
 
 
