@@ -15,7 +15,7 @@ from capplan.probes import formats
 from capplan.probes.device import find
 from capplan.probes.formats import FORMAT_ERROR, LARGEST, Quantised, quantised
 from capplan.probes.numerics import against, normal, poisoned, same_bits
-from capplan.probes.probe import Skipped
+from capplan.probes.probe import Skipped, Unsupported
 from capplan.probes.suite import fp8_gemm, gemm, hbm, launch, memory, storage, weight_streaming
 
 CPU = find("cpu")
@@ -219,6 +219,15 @@ def test_what_cuda_would_reject_fails_on_a_cpu_too(monkeypatch: pytest.MonkeyPat
     case = FP8 | {"k": 1000}
     found = fp8_gemm.check(case, CPU)
     assert (found.ok, found.why) == (False, "K 1,000 is no multiple of 16")
+
+
+def test_a_recipe_that_the_library_does_not_have_is_no_failure() -> None:
+    """torch has no products of blocks on a CPU; what CUDA would reject of them still fails."""
+    case = FP8 | {"recipe": "block"}
+    with pytest.raises(Unsupported, match="this torch takes no block product"):
+        fp8_gemm.check(case, CPU)
+    with pytest.raises((RuntimeError, ValueError), match=r"."):
+        fp8_gemm.check(case | {"m": 17}, CPU)
 
 
 # --- memory and disk ----------------------------------------------------------------------------------------------
