@@ -434,3 +434,36 @@ def test_a_window_keeps_what_is_in_sight_once_its_prompt_is_through() -> None:
     assert told
     # 10 of 62 layers keep 8,192 tokens, the others 1,024
     assert found.most_requests == pytest.approx(told * 8192 / (1024 + 10 / 62 * 7168), rel=0.1)
+
+
+WRONG: dict[str, Any] = {
+    "concurrency": ({"concurrency": 8}, "concurrency 8 is not a list of numbers of requests"),
+    "ranks": ({"tp": "2"}, "tensor_parallel_size '2' is not a whole number from 1 to 1,024"),
+    "ranks-none": ({"tp": 0}, "tensor_parallel_size 0 is not a whole number from 1 to 1,024"),
+    "deployment": ({"deployment": {"tp": 2}}, "is not a Deployment"),
+    "calibration": (
+        {"calibration": "h100.json"},
+        "calibration 'h100.json' is not one that read_calibration gave",
+    ),
+    "length": ({"deployment": Deployment(max_model_len="4k")}, "max_model_len '4k' is not a whole number"),  # type: ignore[arg-type]
+    "kv": ({"deployment": Deployment(kv_cache_dtype=8)}, "kv_cache_dtype 8 is not a name"),  # type: ignore[arg-type]
+    "version": ({"deployment": Deployment(version=0.19)}, "version 0.19 is not a name"),  # type: ignore[arg-type]
+}
+
+
+@pytest.mark.parametrize(("more", "message"), WRONG.values(), ids=WRONG)
+def test_a_wrong_type_is_told_of(more: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        perf("llama-3.1-8b", "h100", **more)
+    if "concurrency" not in more and "calibration" not in more:
+        with pytest.raises(InputError, match=message):
+            compare("llama-3.1-8b", ["h100"], **more)
+        with pytest.raises(InputError, match=message):
+            capplan.decode("llama-3.1-8b", "h100", **more)
+
+
+def test_lists_of_compare_are_lists() -> None:
+    with pytest.raises(InputError, match="gpus 'h100' is not a list of names"):
+        compare("llama-3.1-8b", "h100")
+    with pytest.raises(InputError, match=r"calibration 'h100\.json' is not one"):
+        compare("llama-3.1-8b", ["h100"], calibrations=["h100.json"])  # type: ignore[list-item]

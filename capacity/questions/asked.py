@@ -117,6 +117,8 @@ MOST_SEQUENCES = 10**6
 def known_batches(batches: Iterable[int]) -> list[int]:
     """Sequences of a pass, checked, each once, the fewest first."""
     found = set()
+    if not isinstance(batches, Iterable):
+        raise InputError(f"batches {batches!r} is not a list of numbers of sequences, such as [1, 64]")
     for batch in batches:
         if isinstance(batch, bool) or not isinstance(batch, int) or not 1 <= batch <= MOST_SEQUENCES:
             raise InputError(
@@ -134,6 +136,14 @@ def number(value: object) -> float:
         return nan if isinstance(value, (bool, str)) else float(value)  # type: ignore[arg-type]
     except (TypeError, ValueError, OverflowError):
         return nan
+
+
+def is_whole(value: object, most: int) -> bool:
+    """Whether it is a whole number from 1 to `most`, numpy's included."""
+    try:
+        return not isinstance(value, bool) and 1 <= index(value) <= most  # type: ignore[arg-type]
+    except TypeError:
+        return False
 
 
 def known_tp(tp: int) -> int:

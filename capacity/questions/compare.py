@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
@@ -137,6 +137,8 @@ def compare(
     Raises UnknownNameError, DataFileError, InputError.
     """
     spec = asked.as_model(model)
+    if not isinstance(gpus, Iterable) or isinstance(gpus, str | bytes):
+        raise InputError(f"gpus {gpus!r} is not a list of names, such as ['h100-sxm', 'h200-sxm']")
     cards = list({card.id: card for card in map(asked.as_gpu, gpus)}.values())
     if not cards:
         raise InputError("no gpu given; name at least one, such as h200-sxm (capplan gpus)")
@@ -144,6 +146,9 @@ def compare(
     flags = deployment or Deployment()
     isl, osl = perf.lengths(isl, osl)
     (load,) = perf.loads_of([concurrency])
+    for each in calibrations if isinstance(calibrations, Iterable) else (calibrations,):
+        if not isinstance(each, Calibration):
+            raise InputError(f"calibration {each!r} is not one that read_calibration gave")
     measured = {found.gpu or str(found.device.get("name")): found for found in calibrations}
     if unused := sorted(set(measured) - {card.id for card in cards}):
         raise InputError(

@@ -228,13 +228,21 @@ def engine_fit(
 
 def checked(plan: Deployment) -> Deployment:
     """The flags as they are. Raises InputError for one that no engine takes."""
+    if not isinstance(plan, Deployment):
+        raise InputError(f"deployment {plan!r} is not a Deployment")
+    for name in ("engine", "kv_cache_dtype"):
+        if not isinstance(getattr(plan, name), str):
+            raise InputError(f"{name} {getattr(plan, name)!r} is not a name")
+    if not isinstance(plan.version, str | None):
+        raise InputError(f"version {plan.version!r} is not a name, such as '0.19.0'")
     for name in ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"):
-        if not 1 <= getattr(plan, name) <= 1024:
-            raise InputError(f"{name} {getattr(plan, name)} is not a whole number from 1 to 1,024")
+        if not asked.is_whole(getattr(plan, name), 1024):
+            raise InputError(f"{name} {getattr(plan, name)!r} is not a whole number from 1 to 1,024")
     for name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size"):
         given = getattr(plan, name)
-        if given is not None and not 1 <= given <= asked.MOST_TOKENS:
-            said = f"{given:,}" if given < 1000 * asked.MOST_TOKENS else f"{given:.6g}"
+        if given is not None and not asked.is_whole(given, asked.MOST_TOKENS):
+            whole = asked.is_whole(given, 1000 * asked.MOST_TOKENS)
+            said = f"{given:,}" if whole else f"{given:.6g}" if isinstance(given, int) else repr(given)
             raise InputError(f"{name} {said} is not a whole number from 1 to {asked.MOST_TOKENS:,}")
     share = plan.gpu_memory_utilization
     if share is not None and not 0 < share <= 1:

@@ -10,6 +10,7 @@ from capplan.capacity.decode import decode_floor
 from capplan.capacity.engines.deployment import Deployment
 from capplan.capacity.questions import gpu_terms
 from capplan.capacity.questions.deployed import Deployed
+from capplan.capacity.questions.engine_fit import checked
 from capplan.capacity.roofline import operation_time
 from capplan.capacity.step_time import passes
 from capplan.capacity.step_time.calibration import Calibration
@@ -61,7 +62,7 @@ def inputs_of(found: Deployed, calibration: Calibration | None) -> dict[str, Any
 
 def allowing(deployment: Deployment | None, longest: int) -> Deployment:
     """The flags as they are. Raises InputError where the engine would refuse a request of so many tokens."""
-    flags = deployment or Deployment()
+    flags = checked(deployment or Deployment())
     if flags.max_model_len is not None and longest > flags.max_model_len:
         raise InputError(
             f"{tokens(longest)} are past max_model_len {flags.max_model_len:,}, which refuses them"

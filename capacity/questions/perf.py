@@ -262,6 +262,8 @@ def lengths(isl: object, osl: object) -> tuple[int, int]:
 
 def loads_of(counts: Sequence[int]) -> list[int]:
     """Requests under way, checked, each once, the fewest first."""
+    if not isinstance(counts, Sequence) or isinstance(counts, str | bytes):
+        raise InputError(f"concurrency {counts!r} is not a list of numbers of requests, such as [1, 64]")
     for count in counts:
         if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= _MOST_REQUESTS:
             raise InputError(
@@ -280,6 +282,9 @@ def placed(
     longest: tokens of a request, prompt and answer. requests: so many are to fit at once; if no number of ranks of
     one node holds them all, one is enough. Raises InputError where no number of ranks can divide the model.
     """
+    checked(flags)
+    if tp is not None and not asked.is_whole(tp, 1024):
+        raise InputError(f"tensor_parallel_size {tp!r} is not a whole number from 1 to 1,024")
     if flags.max_model_len is None:
         flags = replace(flags, max_model_len=longest)
         work.assume(f"max_model_len is a request's {longest:,} tokens, prompt and answer (--max-model-len)")
@@ -338,6 +343,8 @@ def measured(found: Deployed, calibration: Calibration | None, work: Working) ->
     """The deployment with the constants of a calibration. Raises InputError for one of another GPU or engine."""
     if calibration is None:
         return found
+    if not isinstance(calibration, Calibration):
+        raise InputError(f"calibration {calibration!r} is not one that read_calibration gave")
     flags = found.flags
     refuse(calibration, found.gpu)
     work.warn(*warnings_of(calibration, found.model.id, flags.version, date.today()))
