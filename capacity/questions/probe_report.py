@@ -183,6 +183,8 @@ def figure(value: float, unit: str) -> str:
         return seconds(value)
     scale = {"FLOP/s": (1e12, "TFLOP/s"), "byte/s": (1e9, "GB/s"), "byte": (2**30, "GiB"), "Hz": (1e6, "MHz")}
     size, name = scale.get(unit, (1.0, "" if unit == "1" else unit))
+    if unit == "FLOP/s" and value < size:  # of a CPU
+        size, name = 1e9, "GFLOP/s"
     return f"{value / size:,.4g} {name}".strip()
 
 
