@@ -194,6 +194,7 @@ def simulate(
     timeout: float = inf,
     scheduler: str | None = None,
     chunked: bool = True,
+    long_prefill_token_threshold: int | None = None,
     preemption: str = "recompute",
     watermark: float = 0.0,
     speculation: Speculation | None = None,
@@ -213,7 +214,8 @@ def simulate(
     isl, osl: tokens of every prompt and answer, or mix: requests of other lengths or arrivals (simulator.workloads).
     cv: of the gaps between arrivals; 1 is Poisson. requests: how many; seed: which.
     timeout: seconds that a client waits for its first token.
-    scheduler: mixed, prefill-first or static; None is as the engine does. chunked: whether prompts are divided.
+    scheduler: mixed, prefill-first or static; None is as the engine does. chunked: whether prompts are divided;
+    long_prefill_token_threshold: the most tokens that a pass takes of one, so that others go beside it.
     speculation: tokens drafted a pass, and how often they hold; draft_cost: time of a draft's pass over the target's.
     instances: of the deployment, which take requests in turn; pools: prefill and decode instances instead,
     with the cache over link: gpu, pcie or network of the GPU's record, or a bandwidth [byte/second] of an instance;
@@ -251,6 +253,7 @@ def simulate(
         "timeout_s": timeout if timeout < inf else None,
         "scheduler": scheduler or ("mixed" if found.engine.mixed else "prefill-first"),
         "chunked": chunked,
+        "long_prefill_token_threshold": long_prefill_token_threshold,
         "preemption": preemption,
         "watermark": watermark,
         "speculated": speculation.tokens if speculation else None,
@@ -266,6 +269,7 @@ def simulate(
     own: dict[str, Any] = {
         "scheduler": inputs["scheduler"],
         "chunked": chunked,
+        "long_prefill_token_threshold": long_prefill_token_threshold,
         "preemption": preemption,
         "watermark": watermark,
         "max_model_len": found.flags.max_model_len,

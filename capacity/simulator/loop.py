@@ -132,6 +132,7 @@ class Replica:
         self.growth: float = service.speculation.per_pass if service.speculation else 1
         self.period = max(1, int(service.block_size / self.growth))  # passes that a block lasts
         self.kept_free = int(service.watermark * service.blocks)
+        self.chunk = service.long_prefill_token_threshold or service.max_num_batched_tokens  # the longest
 
         # queues
         self.waiting: deque[int] = deque()  # have not been scheduled yet
@@ -145,7 +146,7 @@ class Replica:
         # running: in the order of admission; None while its prompt is computed
         self.running: dict[int, Decoding | None] = {}
         self.prefilling: dict[int, tuple[int, int]] = {}  # tokens to compute, and blocks
-        self.partial: tuple[int, int] | None = None  # a prompt that has a chunk behind it, and how far it is
+        self.partial: dict[int, int] = {}  # prompts that have a chunk behind them, and how far each is
         self.batch = 0  # decoding sequences
         self.context: float = 0  # tokens that they have cached, together
         self.passes = 0  # decode passes so far
@@ -268,7 +269,7 @@ class Replica:
             self.gone(i)
         for i in [i for i in self.prefilling if self.late(i)]:
             self.drop(i, self.prefilling.pop(i)[1])
-            self.partial = None
+            self.partial.pop(i, None)
             self.gone(i)
 
     def gone(self, i: int) -> None:
@@ -285,17 +286,15 @@ class Replica:
         self.crowded = False
         if self.mixed:
             self.make_room()
-        if self.partial is None and not self.waiting and not self.preempted:
+        if not self.partial and not self.waiting and not self.preempted:
             return []
         service = self.service
         chunks: list[Chunk] = []
         budget = service.max_num_batched_tokens - (self.batch * self.width if self.mixed else 0)
-        if self.partial is not None:
-            i, done = self.partial
-            chunk = min(budget, self.prefilling[i][0] - done)
-            if chunk > 0:
-                chunks.append((i, chunk, done))
-                budget -= chunk
+        for i, done in self.partial.items():
+            if budget > 0:
+                chunks.append((i, min(budget, self.chunk, self.prefilling[i][0] - done), done))
+                budget -= chunks[-1][1]
         while not self.crowded and budget > 0 and len(self.running) + self.expected < service.max_num_seqs:
             queue = self.preempted or self.waiting
             if not queue:
@@ -323,7 +322,7 @@ class Replica:
             if queue is self.waiting:
                 self.journal.first_scheduled[i] = self.now
             self.running[i], self.prefilling[i] = None, (tokens, blocks)
-            chunk = min(tokens, budget) if service.chunked else tokens
+            chunk = min(tokens, budget, self.chunk) if service.chunked else tokens
             chunks.append((i, chunk, 0))
             budget -= chunk
         return chunks
@@ -340,7 +339,7 @@ class Replica:
         self.preempted.appendleft(i)
         if sequence is None:  # its prompt, as far as it is
             self.free += self.prefilling.pop(i)[1]
-            self.partial = None
+            self.partial.pop(i, None)
             return
         blocks, gained = self.take_out(sequence)
         if not isnan(self.journal.first_token[i]):
@@ -448,10 +447,10 @@ class Replica:
             self.let_finish()
         for i, chunk, before in chunks:
             if before + chunk < self.prefilling[i][0]:
-                self.partial = (i, before + chunk)
+                self.partial[i] = before + chunk
             else:
                 if before:
-                    self.partial = None
+                    del self.partial[i]
                 self.prefilled(i, began)
 
     def prefilled(self, i: int, began: float) -> None:

@@ -134,6 +134,8 @@ class Service:
     scheduler: `mixed` puts prompts beside decoding sequences (vLLM v1, Sarathi's stall-free batches), `prefill-first`
     lets them wait (vLLM v0, SGLang), `static` runs a batch to its end before the next.
     chunked: whether a prompt is divided where max_num_batched_tokens ends; if not, one that is longer goes alone.
+    long_prefill_token_threshold: the most that a pass takes of one prompt, so that others go beside it (vLLM's flag; None: no
+    limit); only where prompts are divided.
     """
 
     times: StepTimes
@@ -143,6 +145,7 @@ class Service:
     max_num_batched_tokens: int = 2048
     scheduler: str = "mixed"
     chunked: bool = True
+    long_prefill_token_threshold: int | None = None  # [token]
     watermark: float = 0.0  # share of the blocks that admitting a request leaves free
     preemption: str = "recompute"
     swap_s_per_block: float = 0.0  # one way [second]
@@ -156,6 +159,10 @@ class Service:
         for name in ("blocks", "block_size", "max_num_seqs", "max_num_batched_tokens", "replicas"):
             if getattr(self, name) < 1:
                 raise InputError(f"{name} {getattr(self, name)!r} is not a whole number of 1 or more")
+        if self.long_prefill_token_threshold is not None and self.long_prefill_token_threshold < 1:
+            raise InputError(
+                f"long_prefill_token_threshold {self.long_prefill_token_threshold!r} is not a whole number of 1 or more"
+            )
         for name, names in (("scheduler", SCHEDULERS), ("preemption", PREEMPTIONS)):
             if getattr(self, name) not in names:
                 raise InputError(f"unknown {name} {getattr(self, name)!r}; one of {', '.join(names)}")

@@ -219,10 +219,11 @@ class Stepwise:
         preempted = self.make_room() if mixed else False
         budget = service.max_num_batched_tokens
         budget -= len(self.decoding()) * (1 + self.drafted) if mixed else 0
+        longest = service.long_prefill_token_threshold or service.max_num_batched_tokens
         chunks = []
         for sequence in self.running:
             if not sequence.decodes and budget > 0:
-                chunks.append((sequence, min(budget, sequence.prompt - sequence.computed)))
+                chunks.append((sequence, min(budget, longest, sequence.prompt - sequence.computed)))
                 budget -= chunks[-1][1]
         kept_free = int(service.watermark * service.blocks)
         while self.waiting and not preempted and budget > 0 and len(self.running) < service.max_num_seqs:
@@ -246,7 +247,7 @@ class Stepwise:
                 continue
             if sequence.first_scheduled != sequence.first_scheduled:
                 sequence.first_scheduled = self.now
-            chunks.append((sequence, sequence.prompt if whole else min(sequence.prompt, budget)))
+            chunks.append((sequence, sequence.prompt if whole else min(sequence.prompt, budget, longest)))
             budget -= chunks[-1][1]
         if mixed:
             return self.decoding(), chunks

@@ -58,6 +58,14 @@ def command(
             "--chunked-prefill/--no-chunked-prefill", help="Whether prompts are divided over passes."
         ),
     ] = True,
+    long_prefill_token_threshold: Annotated[
+        int | None,
+        _option(
+            "--long-prefill-token-threshold",
+            "TOKENS",
+            "The most that a pass takes of one prompt, so that others go beside it.",
+        ),
+    ] = None,
     preemption: Annotated[
         str, typer.Option("--preemption", metavar="HOW", help="recompute or swap, when blocks run out.")
     ] = "recompute",
@@ -152,6 +160,7 @@ def command(
             warm_up=opt.share("--warm-up", warm_up),
             scheduler=scheduler,
             chunked=chunked,
+            long_prefill_token_threshold=long_prefill_token_threshold,
             preemption=preemption,
             watermark=opt.share("--watermark", watermark),
             speculation=_speculation(speculated, acceptance),

@@ -57,6 +57,7 @@ def random_case(seed: int) -> tuple[Workload, Service]:
         max_num_batched_tokens=seqs * (1 + drafted) + int(r.choice([1, 64, 256, 2048])),
         scheduler=scheduler,
         chunked=bool(r.random() < 0.7),
+        long_prefill_token_threshold=[None, None, 7, 100][seed % 4],
         watermark=float(r.choice([0.0, 0.01, 0.1])),
         preemption=str(r.choice(["recompute", "swap"])),
         swap_s_per_block=float(r.choice([0.0, 1e-4])),

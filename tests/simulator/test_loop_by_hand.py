@@ -38,6 +38,15 @@ def test_a_prompt_goes_in_chunks_of_the_budget() -> None:
     assert whole.first_token[0] == 10 + 10
 
 
+def test_others_go_beside_a_long_prompt_under_a_threshold() -> None:
+    """The long one takes 30 of a pass's 40 tokens, and the short ones the rest, in the order in which they came."""
+    o = run([0.0, 0.0, 0.0], [90, 10, 10], [1, 1, 1], max_num_batched_tokens=40, max_num_seqs=4,
+            long_prefill_token_threshold=30)  # fmt: skip
+    assert list(o.first_token) == [14 + 14 + 13, 14, 14 + 14]
+    without = run([0.0, 0.0, 0.0], [90, 10, 10], [1, 1, 1], max_num_batched_tokens=40, max_num_seqs=4)
+    assert list(without.first_token) == [14 + 14 + 13, 14 + 14 + 13, 14 + 14 + 13]
+
+
 def test_mixed_passes_decode_beside_a_prompt_and_prefill_first_does_not() -> None:
     """The second comes while the first, of 5 tokens, has had 2."""
     times = [0.0, 11.5], [10, 100], [5, 5]
