@@ -47,11 +47,13 @@ class Deployed:
 
     def most(self, tokens: float) -> float:
         """Sequences of so many tokens that one data-parallel rank can have at once: as many as fit, and are allowed."""
+        return min(floor(self.held(tokens)), float(self.flags.max_num_seqs or inf))
+
+    def held(self, tokens: float) -> float:
+        """Sequences of so many tokens that the memory of one data-parallel rank holds."""
         if self.memory.pool.decoding is not None:  # in whole blocks: recurrent states take several each
-            held = self.memory.pool.decoding(round(tokens))
-        else:
-            held = max(0.0, self.memory.kv) * self.plan.pp / sequence_bytes(self.plan, tokens)
-        return min(floor(held), float(self.flags.max_num_seqs or inf))
+            return self.memory.pool.decoding(round(tokens))
+        return max(0.0, self.memory.kv) * self.plan.pp / sequence_bytes(self.plan, tokens)
 
     def bounded_by(self, tokens: float) -> str:
         """Which of the two bounds them: memory or max-num-seqs."""

@@ -38,7 +38,7 @@ def colocated(
     tokens = budget or flags.max_num_batched_tokens or _BUDGET
     sequences = min(flags.max_num_seqs or _MOST_SEQUENCES, tokens)
     size = flags.block_size or BLOCK
-    held = max(0.0, found.memory.kv) / sequence_bytes(found.plan, longest)
+    held = found.held(longest)
     blocks = int(held * longest / size) if isfinite(held) else sequences * -(-longest // size)
     return Service(
         times=StepTable(
