@@ -59,7 +59,16 @@ ENVELOPES: dict[str, tuple[tuple[str, ...], str, set[str]]] = {
         {
             *DEPLOYED,
             *("isl", "osl", "cv", "requests", "seed", "rate_per_s", "concurrency", "timeout_s", "scheduler"),
-            *("chunked", "preemption", "watermark", "speculated", "acceptance", "draft_cost", "instances"),
+            *(
+                "chunked",
+                "long_prefill_token_threshold",
+                "preemption",
+                "watermark",
+                "speculated",
+                "acceptance",
+                "draft_cost",
+                "instances",
+            ),
             *("pools", "link", "warm_up"),
         },
     ),
