@@ -178,9 +178,10 @@ def _unlike(name: str, found: Sequence[Mapping[str, Any]]) -> str | None:
     for field in _ROW_GATE:
         held = []
         for each in found:
-            numbers = {int(said.removeprefix("row ")) for said in _leaf(each["derived"], name)["from"]}
-            rows = [row for row in each["results"] if row.get("id") in numbers]
-            held.append({row[field] for row in rows})
+            said = set(_leaf(each["derived"], name)["from"])
+            rows = [row for row in each["results"] if f"row {row.get('id')}" in said]
+            if each["results"]:  # a fleet has none: its members were alike
+                held.append({row[field] for row in rows})
         if any(other != held[0] for other in held[1:]):
             return field
     return None

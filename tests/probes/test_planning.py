@@ -22,6 +22,7 @@ from capplan.capacity.step_time.measured_kernels import kernel_constants, with_k
 from capplan.capacity.step_time.operations import attention_decode, attention_prefill, gemm
 from capplan.errors import InputError
 from capplan.hardware.registry import gpu
+from capplan.probes.fit import line
 from capplan.probes.probe import Derived, Value
 from capplan.probes.suite import hbm
 from capplan.probes.verdict import derived_of
@@ -381,6 +382,15 @@ def test_a_fleet_is_as_slow_as_its_slowest(file: Callable[..., Path], tmp_path: 
     assert told["gemm.bf16"] == pytest.approx(0.6, rel=0.02)
 
 
+def test_a_fleet_is_compared_with_a_device(file: Callable[..., Path], tmp_path: Path) -> None:
+    one = file()
+    path = tmp_path / "fleet.json"
+    write_document(path, probe_compare([one, file()])[1])
+    for paths in ([path, one], [one, path], [path, path]):
+        found, _ = probe_compare(paths)
+        assert (found.alike, found.not_comparable) == (True, ())
+
+
 def test_files_that_can_not_be_compared(file: Callable[..., Path]) -> None:
     with pytest.raises(InputError, match="arch 'sm_89' is not 'sm_90'"):
         probe_compare([file(), file("l40s")])
@@ -472,3 +482,15 @@ def test_constants_that_can_not_be_are_left_out(
     assert told == ["hbm.read_bps: 1e+30 byte/s can't be, and is left out"]
     monkeypatch.setattr(hbm, "derive", lambda rows: 1 / 0)
     assert "no constants follow from its rows: ZeroDivisionError" in derived_of(rows)[1][0]
+
+
+@pytest.mark.parametrize("far", [0.0, 1e-9, 1e-3])
+def test_times_that_do_not_grow_tell_no_rate_above_what_was_seen(far: float) -> None:
+    sizes = [2048.0, 8192.0, 2.0**29]
+    found = line(sizes, [1e-5, 1e-5, 1e-5 * (1 + far)])
+    assert found.rate <= max(sizes) / 1e-5
+
+
+def test_a_start_much_longer_than_the_rest_is_still_found() -> None:
+    found = line([1e3, 1e6], [20e-6 + 1e3 / 450e9, 20e-6 + 1e6 / 450e9])
+    assert (found.start, found.rate) == (pytest.approx(20e-6), pytest.approx(450e9))
