@@ -11,6 +11,7 @@ from capplan.probes.probe import Row, Value
 
 _ABOVE = 2.0  # of the best rate seen: a roof may lie so far above it where no row is bound by it
 _NO_START = 1e-9  # s
+_FLAT = 0.02  # of a time: what its size adds is not told from none below it
 _SMALL = 1e-3  # of a logarithm: where a fit stops
 _POWERS = (1.0, 8.0)  # that join computing and moving: one after the other, to nearly the maximum
 
@@ -49,7 +50,7 @@ def line(sizes: Sequence[float], times: Sequence[float]) -> Line:
     if under <= 1e-12 * aa * bb:
         raise ValueError("a line needs two sizes that differ")
     start, slope = (sum(a) * bb - sum(b) * ab) / under, (sum(b) * aa - sum(a) * ab) / under
-    if start < 0 or slope <= 0:  # no start to be seen: the rate alone
+    if start < 0 or slope * max(b) < _FLAT:  # no start, or no growth, to be seen: the rate alone
         return Line(0.0, bb / sum(b))
     return Line(start, 1.0 / slope)
 
