@@ -493,4 +493,5 @@ def test_times_that_do_not_grow_tell_no_rate_above_what_was_seen(far: float) -> 
 
 def test_a_start_much_longer_than_the_rest_is_still_found() -> None:
     found = line([1e3, 1e6], [20e-6 + 1e3 / 450e9, 20e-6 + 1e6 / 450e9])
-    assert (found.start, found.rate) == (pytest.approx(20e-6), pytest.approx(450e9))
+    assert found.start == pytest.approx(20e-6)
+    assert found.rate == pytest.approx(450e9)
