@@ -9,6 +9,7 @@ import json
 import os
 from collections.abc import Mapping
 from hashlib import sha256
+from math import isfinite
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -49,7 +50,7 @@ def read_document(path: str | PathLike[str]) -> dict[str, Any]:
     name = repr(str(path))
     text = read_text(path, "a calibration file (capplan calibrate, capplan probe run)")
     try:
-        found = json.loads(text)
+        found = json.loads(text, parse_constant=_number, parse_float=_number)
     except (ValueError, RecursionError) as error:
         raise DataFileError(f"{name} is not valid JSON: {_told(error)}") from error
     if not isinstance(found, dict) or not str(found.get("schema", "")).startswith("capplan.calibration/"):
@@ -65,6 +66,14 @@ def read_document(path: str | PathLike[str]) -> dict[str, Any]:
         same = False
     if not same:
         raise DataFileError(f"{name} was changed after it was written; measure again")
+    return found
+
+
+def _number(text: str) -> float:
+    """A number of JSON, which has none that is not finite. Raises ValueError."""
+    found = float(text)
+    if not isfinite(found):
+        raise ValueError(f"{text[:20]} is no number")
     return found
 
 

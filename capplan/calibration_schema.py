@@ -5,6 +5,8 @@ Inside this major version it only grows.
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
 from typing import Any
 
 from capplan.calibration_file import SCHEMA
@@ -12,6 +14,15 @@ from capplan.calibration_file import SCHEMA
 _NUMBER: dict[str, Any] = {"type": ["number", "null"]}
 _TEXT: dict[str, Any] = {"type": ["string", "null"]}
 _TEXTS: dict[str, Any] = {"type": "array", "items": {"type": "string"}}
+_TYPES: dict[str, tuple[type, ...]] = {
+    "null": (type(None),),
+    "boolean": (bool,),
+    "integer": (int,),
+    "number": (int, float),
+    "string": (str,),
+    "array": (list,),
+    "object": (dict,),
+}
 _STATUS = ["pass", "warn", "fail", "invalid", "skipped", "unsupported"]
 
 
@@ -161,3 +172,59 @@ def schema() -> dict[str, Any]:
             "derived": {"type": "object", "additionalProperties": {"type": "object", **leaf}},
         },
     }
+
+
+def mismatch(found: Any) -> str | None:
+    """Where a calibration is first unlike its schema, and how; None where it is not."""
+    return _mismatch(found, _RULES, "")
+
+
+def _mismatch(found: Any, rule: dict[str, Any], where: str) -> str | None:
+    """By the keywords that schema() uses."""
+    if "$ref" in rule:
+        rule = _RULES["$defs"][rule["$ref"].rpartition("/")[2]]
+    if "anyOf" in rule:
+        first, *others = rule["anyOf"]
+        return (
+            None
+            if any(_mismatch(found, other, where) is None for other in others)
+            else _mismatch(found, first, where)
+        )
+    kinds = rule.get("type", [])
+    kinds = [kinds] if isinstance(kinds, str) else kinds
+    if kinds and not any(_is(found, kind) for kind in kinds):
+        return f"{where or 'it'} is no {' or '.join(kinds)}"
+    accepted = rule.get("enum", [rule["const"]] if "const" in rule else None)
+    if accepted is not None and found not in accepted:
+        return f"{where} is not {' or '.join(map(str, accepted))}"
+    if "minimum" in rule and found is not None and found < rule["minimum"]:
+        return f"{where} is below {rule['minimum']}"
+    if "pattern" in rule and not re.search(rule["pattern"], found):
+        return f"{where} is not like {rule['pattern']}"
+    if missing := [name for name in rule.get("required", ()) if name not in found]:
+        return f"{where or 'it'} has no {missing[0]!r}"
+    if "if" in rule:
+        then = "else" if _mismatch(found, rule["if"], where) else "then"
+        if then in rule and (told := _mismatch(found, rule[then], where)):
+            return told
+    return next(
+        (told for each, of, name in _inside(found, rule, where) if (told := _mismatch(each, of, name))), None
+    )
+
+
+def _is(found: Any, kind: str) -> bool:
+    return isinstance(found, _TYPES[kind]) and (kind == "boolean" or not isinstance(found, bool))
+
+
+def _inside(found: Any, rule: dict[str, Any], where: str) -> Iterator[tuple[Any, dict[str, Any], str]]:
+    """What is inside an object or an array, the rule for it, and where it is."""
+    if isinstance(found, dict):
+        named, others = rule.get("properties", {}), rule.get("additionalProperties", {})
+        for name, each in found.items():
+            yield each, named.get(name, others), f"{where}.{name[:60]}".lstrip(".")
+    elif isinstance(found, list):
+        for place, each in enumerate(found):
+            yield each, rule.get("items", {}), f"{where}[{place}]"
+
+
+_RULES = schema()

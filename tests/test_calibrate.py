@@ -571,7 +571,7 @@ CHANGED: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     "unusable": (lambda d: d["quality"].update(verdict="unusable"), "is unusable"),
     "schema": (lambda d: d.update(schema="capplan.calibration/2"), "has schema 'capplan.calibration/2'"),
     "kind": (lambda d: d.update(schema="capplan.fit/1"), "is no calibration file"),
-    "no-constants": (lambda d: d["derived"].clear(), "has no constants of an engine"),
+    "no-constants": (lambda d: d["derived"].clear(), "has no constants that can be read"),
     "negative": (
         lambda d: d["derived"]["step_model"]["slow"].update(value=-1),
         "'-1' is no number from 0 to 1,000",
@@ -580,10 +580,13 @@ CHANGED: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
         lambda d: d["derived"]["step_model"]["step"].update(value=1e308),
         "'1e+308' is no number from 0 to 1,000",
     ),
-    "no-count": (lambda d: d["derived"]["step_model"]["step"].update(n=float("inf")), "'inf' is no number"),
-    "words": (lambda d: d["derived"]["step_model"].update(slow="fast"), "has no constants of an engine"),
-    "list": (lambda d: d.update(device=[]), "has no constants of an engine"),
-    "day": (lambda d: d.update(created_utc="yesterday"), "has no constants of an engine"),
+    "no-count": (
+        lambda d: d["derived"]["step_model"]["step"].update(n=float("inf")),
+        "infinity is no number",
+    ),
+    "words": (lambda d: d["derived"]["step_model"].update(slow="fast"), "has no constants that can be read"),
+    "list": (lambda d: d.update(device=[]), "has no constants that can be read"),
+    "day": (lambda d: d.update(created_utc="yesterday"), "has no constants that can be read"),
 }
 
 

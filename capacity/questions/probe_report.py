@@ -14,7 +14,7 @@ from capplan.capacity.answer import Answer, Working
 from capplan.capacity.engines.deployment import Deployment
 from capplan.capacity.questions import asked, perf
 from capplan.capacity.questions.deployed import Deployed
-from capplan.capacity.step_time.calibration import Calibration, Constant, kernels_of, leaves_of
+from capplan.capacity.step_time.calibration import Calibration, Constant, kernels_of
 from capplan.capacity.step_time.chip import Chip, chip_of
 from capplan.capacity.step_time.forward import Step
 from capplan.capacity.step_time.measured_kernels import KernelConstant, kernel_constants, refuse, with_kernels
@@ -243,13 +243,9 @@ def read_probes(path: str | PathLike[str]) -> dict[str, Any]:
             f"{name} is of a run that is not finished; capplan probe run --resume finishes it"
         )
     try:
-        list(leaves_of(found["derived"]))
-        for part in ("device", "spec", "quality", "stack"):
-            found[part].keys()
-        for row in found["results"]:
-            _row(row)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise DataFileError(f"{name} is no calibration that can be read: {error!r}") from error
+        kernels_of(found, name)
+    except (ValueError, RecursionError) as error:
+        raise DataFileError(f"{name} is no calibration that can be read: {error}") from error
     return found
 
 

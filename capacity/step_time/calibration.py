@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from capplan.calibration_file import LARGEST, read_document
+from capplan.calibration_schema import mismatch
 from capplan.capacity.step_time.engine_steps import Engine
 from capplan.errors import DataFileError, InputError
 
@@ -69,15 +70,15 @@ def read_calibration(path: str | PathLike[str]) -> Calibration:
     found = read_document(path)
     try:
         return _calibration(found, Path(path).name)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         if isinstance(error, InputError):
             raise
-        raise DataFileError(
-            f"{str(path)!r} has no constants of an engine that can be read: {error}"
-        ) from error
+        raise DataFileError(f"{str(path)!r} has no constants that can be read: {error}") from error
 
 
 def _calibration(found: dict[str, Any], name: str) -> Calibration:
+    if "unfinished" in found:
+        raise ValueError("its run is not finished; capplan probe run --resume finishes it")
     device, quality = found["device"], found["quality"]
     if device["kind"] == "cpu" or quality["verdict"] in ("cpu_only", "unusable"):
         verdict = "measured on a CPU" if device["kind"] == "cpu" else quality["verdict"]
@@ -100,7 +101,9 @@ def _calibration(found: dict[str, Any], name: str) -> Calibration:
 
 
 def kernels_of(found: Mapping[str, Any], name: str) -> Calibration:
-    """What a file of the probes says, whatever it was measured on."""
+    """What a file of the probes says, whatever it was measured on. Raises ValueError for one unlike its schema."""
+    if (told := mismatch(found)) is not None:
+        raise ValueError(told)
     return Calibration(
         name=name,
         gpu=found["device"]["sku_guess"],

@@ -20,7 +20,7 @@ from capplan.capacity.step_time.chip import chip_of
 from capplan.capacity.step_time.kernel_time import seconds
 from capplan.capacity.step_time.measured_kernels import kernel_constants, with_kernels
 from capplan.capacity.step_time.operations import attention_decode, attention_prefill, gemm
-from capplan.errors import InputError
+from capplan.errors import DataFileError, InputError
 from capplan.hardware.registry import gpu
 from capplan.probes.fit import line
 from capplan.probes.probe import Derived, Value
@@ -261,7 +261,8 @@ def test_validate_finds_the_ridge_and_the_knee_that_were_planted(file: Callable[
 
 def step_rows(row: Callable[..., Any], pooled: bool) -> list[dict[str, Any]]:
     """Rows of a decoder step whose time is that of one pool of work, or a sum over its two parts."""
-    peak, bandwidth, parameters, found = 0.75 * 989.5e12, 0.88 * 4.8e12, 855e6, []
+    peak, bandwidth, parameters = 0.75 * 989.5e12, 0.88 * 4.8e12, 855e6
+    found: list[dict[str, Any]] = []
     for batch in (1, 32, 128, 256, 512):
         for context in (128, 8192):
             flops, weights, kv = 2 * parameters * batch, 2 * parameters, 4096.0 * batch * context
@@ -276,7 +277,8 @@ def step_rows(row: Callable[..., Any], pooled: bool) -> list[dict[str, Any]]:
                 "dtype": "bf16",
                 "kernel": "triton",
             }
-            found.append(row("decoder_step", case, time, flops=flops, bytes=weights + kv, dtype="bf16"))
+            made = row("decoder_step", case, time, flops=flops, bytes=weights + kv, dtype="bf16")
+            found.append(made | {"id": 1000 + len(found)})
     return found
 
 
@@ -293,17 +295,24 @@ def test_validate_tells_a_pool_from_a_sum(
 # --- compare --------------------------------------------------------------------------------------------------
 
 
+UNSEEN: dict[str, Any] = dict.fromkeys(("sm_mhz", "mem_mhz", "power_w", "temp_c")) | {
+    "reasons_seen": [],
+    "samples": 9,
+    "interval_ms": 20,
+}
+
+
 def hot(made: dict[str, Any]) -> None:
     for row in made["results"]:
         seen = {"n": 9, "median": 1500.0, "min": 1500.0, "p10": 1500.0, "p90": 1500.0, "iqr_rel": 0.0}
-        row["telemetry"] = {"sm_mhz": seen, "reasons_seen": ["hw_thermal"]}
+        row["telemetry"] = UNSEEN | {"sm_mhz": seen, "reasons_seen": ["hw_thermal"]}
 
 
 def clocked(mhz: float) -> Callable[[dict[str, Any]], None]:
     def change(made: dict[str, Any]) -> None:
         for row in made["results"]:
             seen = {"n": 9, "median": mhz, "min": mhz, "p10": mhz, "p90": mhz, "iqr_rel": 0.0}
-            row["telemetry"] = {"sm_mhz": seen, "reasons_seen": []}
+            row["telemetry"] = UNSEEN | {"sm_mhz": seen, "reasons_seen": []}
 
     return change
 
@@ -420,8 +429,36 @@ def test_a_leaf_that_is_no_number_is_refused(file: Callable[..., Path], tmp_path
     found["derived"]["hbm"]["read_bps"]["value"] = -1
     path = tmp_path / "bad.json"
     path.write_text(json.dumps(sealed(found)))
-    with pytest.raises(InputError, match="no constants of an engine that can be read: '-1' is no number"):
+    with pytest.raises(
+        InputError, match=r"no constants that can be read: derived\.hbm.read_bps.value is below 0"
+    ):
         read_calibration(path)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda d: d["derived"]["hbm"]["read_bps"].pop("from"), "derived.hbm.read_bps has no 'from'"),
+        (lambda d: d["results"][0].pop("version"), r"results\[0\] has no 'version'"),
+        (lambda d: d["results"][0].update(mode=[]), r"results\[0\].mode is not burst or"),
+        (lambda d: d["results"][0].update(rel_err="x"), r"results\[0\].rel_err is no number or null"),
+        (lambda d: d["spec"].update(peak_flops_dense=[]), "spec.peak_flops_dense is no object"),
+        (lambda d: d["quality"].update(warnings=True), "quality.warnings is no array"),
+        (lambda d: d.update(created_utc="now"), "Invalid isoformat string: 'now'"),
+        (lambda d: d["results"][0].update(rel_err=float("nan")), "is not valid JSON: nan is no number"),
+        (lambda d: d["results"][0].update(rel_err=float("inf")), "is not valid JSON: infinity is no number"),
+    ],
+)
+def test_a_file_that_is_unlike_its_schema_is_refused(
+    change: Callable[[dict[str, Any]], Any], message: str, tmp_path: Path
+) -> None:
+    found = read_document(MADE)
+    change(found)
+    path = tmp_path / "bad.json"
+    path.write_text(json.dumps(sealed(found)))
+    for read in (probe_report, probe_validate, read_calibration, lambda path: probe_compare([MADE, path])):
+        with pytest.raises(DataFileError, match=message):
+            read(path)
 
 
 def test_a_calibration_of_kernels_has_no_engine() -> None:
