@@ -107,7 +107,9 @@ class Simulate(Answer):
         elif "ttft" in told:
             per_token = told.get("tpot")
             later = f", TPOT {seconds(per_token['p99_s'])}" if per_token else ""
-            headline = f"{where} at {_load(inputs)}: p99 TTFT {seconds(told['ttft']['p99_s'])}{later}"
+            served, asked_ = self.requests["served"], self.requests["asked"]
+            share = f"serves {served:,} of {asked_:,} requests, " if served < asked_ else ""
+            headline = f"{where} at {_load(inputs)}: {share}p99 TTFT {seconds(told['ttft']['p99_s'])}{later}"
         else:
             headline = f"{where} serves none of the {self.requests['asked']:,} requests"
         count, use = self.requests, self.utilisation
@@ -266,6 +268,11 @@ def simulate(
     }
     if why_not is not None:
         return _nothing(found, inputs, why_not, len(workload), work)
+    if long_prefill_token_threshold is not None and (not chunked or inputs["scheduler"] == "static"):
+        raise InputError(
+            f"long_prefill_token_threshold {long_prefill_token_threshold!r} is of prompts that are divided over passes; "
+            "chunked prefill and scheduler mixed or prefill-first are accepted with it"
+        )
     own: dict[str, Any] = {
         "scheduler": inputs["scheduler"],
         "chunked": chunked,
@@ -326,6 +333,16 @@ def simulate(
         work.warn(
             "the service does not keep up: what a request waits for grows for as long as the load lasts, so no "
             "latency from arrival on is given"
+        )
+    elif (wanted := metrics.too_few(outcome)) is not None:
+        work.warn(
+            "the last request comes before the service is full: it can't be told whether it keeps up, and latencies are "
+            f"lower than under a load that lasts; about {float(f'{wanted:.2g}'):,.0f} requests are needed (--requests)"
+        )
+    if summed.timed_out:
+        work.warn(
+            f"{counted(summed.timed_out, 'client')} left without a token: latencies are of the others alone, whom the wait "
+            "did not drive off"
         )
     if summed.refused:
         work.warn(

@@ -239,7 +239,7 @@ def backlog_growth(outcome: Outcome) -> float | None:
         over = by / span  # the k-th starts after k / capacity: the wait grows by rate / capacity - 1
         return over / (1 + over) * len(work) / span
     times = (outcome.finished - arrival)[: len(work) // 4]
-    filled = arrival[0] + 1.5 * float(np.nanmedian(times)) if np.isfinite(times).any() else inf
+    filled = arrival[0] + _filling(times[np.isfinite(times)])
     settled = under_way[arrival >= filled]
     if len(settled) < max(_FEWEST, len(work) / 4):
         return None
@@ -247,6 +247,29 @@ def backlog_growth(outcome: Outcome) -> float | None:
     if growth is None or growth / len(settled) <= _GROWS:
         return None
     return growth / len(settled) * len(work) / span
+
+
+def too_few(outcome: Outcome) -> int | None:
+    """The requests that would tell whether a service keeps up, where those that came were over before it was full."""
+    work, arrival = outcome.workload, outcome.arrival
+    span, times = float(arrival[-1] - arrival[0]), outcome.finished - arrival
+    lasts = _filling(times[np.isfinite(times)])
+    if work.concurrency is not None or not 0 < span < lasts < inf:
+        return None
+    return round(4 * len(work) * lasts / span)
+
+
+def _filling(times: Floats) -> float:
+    """How long a service fills, by the times of its requests: until nine tenths of those under way are there.
+
+    A few long answers are most of what is under way, so that it is not the usual request that says how long.
+    """
+    if not len(times):
+        return inf
+    ordered = np.sort(times)
+    share = np.cumsum(ordered) / ordered.sum()
+    longest = ordered[min(int(np.searchsorted(share, 0.9)), len(ordered) - 1)]
+    return max(1.5 * float(np.median(ordered)), float(longest))
 
 
 def _trend(values: Floats) -> float | None:

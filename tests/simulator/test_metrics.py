@@ -184,6 +184,26 @@ def test_a_service_that_still_fills_is_not_saturated() -> None:
     assert backlog_growth(found) is None
 
 
+def test_long_answers_among_short_ones_are_not_taken_for_saturation() -> None:
+    """The few long ones are under way for most of the run, and more of them with every second, and none waits."""
+    times = AffineTimes((0.001, 0.0, 0.0), ((inf, 0.01, 0.0, 0.0),))
+    service = Service(times, blocks=10**6, max_num_seqs=2000, max_num_batched_tokens=4000)
+    for seed in range(10):
+        lengths = workloads.lognormal(400, seed, isl=10, osl=1000, isl_sigma=0.0, osl_sigma=1.5)
+        mix = Mix(poisson(400, seed), *lengths)
+        assert backlog_growth(simulate(mix.at(2.0), service)) is None
+        assert backlog_growth(simulate(mix.at(4.0), service)) is None
+
+
+def test_too_few_requests_to_tell() -> None:
+    times = AffineTimes((0.001, 0.0, 0.0), ((inf, 0.01, 0.0, 0.0),))  # 10 s a request
+    service = Service(times, blocks=10**6, max_num_seqs=2000, max_num_batched_tokens=4000)
+    mix = Mix(poisson(100, 1), *fixed(100, 10, 1000))
+    assert metrics.too_few(simulate(mix.at(1.0), service)) is None
+    assert metrics.too_few(simulate(mix.at(20.0), service)) == pytest.approx(4 * 1.5 * 20 * 10, rel=0.3)
+    assert metrics.too_few(simulate(mix.closed(4), service)) is None
+
+
 def test_bursts_are_not_taken_for_saturation(capacity: float) -> None:
     assert not any(backlog_growth(run(0.6 * capacity, 3000, seed, cv=3.0)) for seed in range(5))
 
