@@ -68,6 +68,20 @@ def test_clients_that_leave_are_counted(run: Run) -> None:
     assert found["requests"]["served"] + found["requests"]["timed_out"] == 500
 
 
+def test_latencies_without_those_who_left_say_so(run: Run) -> None:
+    more = ("--rate", "400", "--requests", "500", "--max-num-seqs", "8", "--timeout", "1s")
+    _, out, _ = run(*LINE, *more)
+    served = result(run, *more)["requests"]["served"]
+    assert f"serves {served} of 500 requests" in out.splitlines()[0]
+    assert f"{500 - served} clients left without a token" in out
+
+
+def test_a_run_that_is_over_before_the_service_is_full_says_so(run: Run) -> None:
+    few, many = (run(*LINE, "--rate", "30", "--requests", count)[1] for count in ("5", "1000"))
+    assert "comes before the service is full" in few
+    assert "comes before the service is full" not in many
+
+
 def test_what_is_too_long_is_refused_and_counted() -> None:
     isl = np.array([100, 100_000, 100])
     mix = Mix(np.array([1.0, 2.0, 3.0]), isl, np.array([10, 10, 10]))
@@ -137,6 +151,21 @@ def test_speculation_helps_a_few_and_not_the_many() -> None:
     assert tpot(768, drafted) > tpot(768, None)
 
 
+def test_no_trace_is_written_where_the_picture_can_not_be(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    code, out, err = run(*LINE, "--rate", "3", "--trace-out", str(path), "--plot", "picture.pdf")
+    assert (code, out, len(err.splitlines())) == (2, "", 1)
+    assert not path.exists()
+
+
+def test_a_trace_of_one_time_is_refused_in_one_line(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "trace.csv"
+    path.write_text("arrival_s,input_tokens,output_tokens\n1,100,10\n1,50,10\n1,50,-1\n")
+    code, out, err = run(*LINE, "--trace", str(path))
+    assert (code, out, len(err.splitlines())) == (2, "", 1)
+    assert "has all 2 requests at one time" in err
+
+
 def test_trace_out_is_a_chrome_trace(run: Run, tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
     code, _, err = run(*LINE, "--rate", "3", "--trace-out", str(path))
@@ -187,6 +216,16 @@ def test_a_trace_runs_at_its_own_rate(run: Run, tmp_path: Path) -> None:
             "unknown scheduler 'fair'; one of mixed, prefill-first, static",
         ),
         (("--rate", "1", "--preemption", "drop"), "unknown preemption 'drop'; one of recompute, swap"),
+        (("--rate", "1", "--scheduler", "Mixed"), "did you mean 'mixed'?"),
+        (
+            ("--rate", "1", "--long-prefill-token-threshold", "9", "--no-chunked-prefill"),
+            "long_prefill_token_threshold 9 is of prompts that are divided",
+        ),
+        (
+            ("--rate", "1", "--long-prefill-token-threshold", "9", "--scheduler", "static"),
+            "long_prefill_token_threshold 9 is of prompts that are divided",
+        ),
+        (("--concurrency", "2", "--burstiness", "2"), "--burstiness is of drawn arrivals"),
         (("--rate", "1", "--watermark", "1"), "watermark 1.0 is not a share"),
         (("--rate", "1", "--warm-up", "1"), "warm-up 1.0 is not a share"),
         (("--rate", "1", "--timeout", "0s"), "timeout 0.0 is not a time of more than 0 s"),

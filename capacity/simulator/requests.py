@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from capplan.capacity.speculation import expected_tokens
-from capplan.errors import InputError
+from capplan.errors import InputError, near_misses
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
@@ -165,7 +165,9 @@ class Service:
             )
         for name, names in (("scheduler", SCHEDULERS), ("preemption", PREEMPTIONS)):
             if getattr(self, name) not in names:
-                raise InputError(f"unknown {name} {getattr(self, name)!r}; one of {', '.join(names)}")
+                nearest = near_misses(getattr(self, name), names, 1)
+                hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
+                raise InputError(f"unknown {name} {getattr(self, name)!r}; one of {', '.join(names)}{hint}")
         if self.speculation and self.scheduler == "static":
             raise InputError(
                 "scheduler 'static' has no speculation; mixed or prefill-first is accepted with it"

@@ -244,9 +244,14 @@ def joint(count: int, seed: int, trace: Trace) -> tuple[Ints, Ints]:
 
 def replay(trace: Trace, count: int | None = None) -> Mix:
     """A trace as it came; a rate stretches or shrinks its time. Raises InputError where it has no times."""
-    if not trace.timed or trace.arrival[-1] == 0:
+    if not trace.timed:
         raise InputError(
             f"trace {trace.name!r} says nothing of when requests came; its lengths alone can be drawn"
+        )
+    if trace.arrival[-1] == 0:
+        came = "holds one request" if len(trace) == 1 else f"has all {len(trace):,} requests at one time"
+        raise InputError(
+            f"trace {trace.name!r} {came}, so that it has no rate; its lengths alone can be drawn"
         )
     many = min(len(trace), len(trace) if count is None else known_requests(count))
     blocks = trace.blocks[:many] if trace.blocks is not None else None

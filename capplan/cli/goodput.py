@@ -10,7 +10,7 @@ import typer
 from capplan.cli import deploying, workloads
 from capplan.cli import options as opt
 from capplan.cli.progress import bar
-from capplan.cli.render import emit
+from capplan.cli.render import emit, only_one
 from capplan.errors import InputError
 
 _RATES = {"colocated": 10, "chunked": 50, "disaggregated": 45}  # that a search of each tries, about
@@ -115,6 +115,11 @@ def command(
         "itl-p999": itl_p999,
         "e2e-p95": e2e_p95,
     }
+    only_one(json=json, csv=csv, explain=explain)  # before the search, which takes a while
+    if plot is not None:
+        from capplan.cli.plots import known_place
+
+        known_place(plot)
     slo = workloads.slo(bounds, ttft, tpot, attainment)
     mix = workloads.mix(
         isl=deploying.tokens("--isl", isl),

@@ -38,17 +38,23 @@ BLUE, ORANGE, GREEN, GREY = "#0072B2", "#E69F00", "#009E73", "#999999"
 LINES = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00")
 
 
+def known_place(path: str) -> None:
+    """Raise InputError for a file that can't be drawn to, by its name and folder."""
+    target = Path(path)
+    if target.suffix.lower() not in FORMATS:
+        raise InputError(f"can't draw to {path!r}; the name must end in {' or '.join(FORMATS)}")
+    if not os.path.isdir(target.parent):
+        raise InputError(f"can't draw to {path!r}: there is no folder {str(target.parent)!r}")
+
+
 def save(answer: Answer, path: str) -> None:
     """Draw an answer to a file; nothing is left behind when it can't be drawn.
 
     Raises InputError for another ending than .svg or .png, or a place that can't be written to;
     MissingPackageError without matplotlib.
     """
+    known_place(path)
     target = Path(path)
-    if target.suffix.lower() not in FORMATS:
-        raise InputError(f"can't draw to {path!r}; the name must end in {' or '.join(FORMATS)}")
-    if not os.path.isdir(target.parent):
-        raise InputError(f"can't draw to {path!r}: there is no folder {str(target.parent)!r}")
     try:
         import matplotlib
     except ImportError as error:

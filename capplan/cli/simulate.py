@@ -126,6 +126,12 @@ def command(
     from capplan.cli.progress import bar
 
     only_one(json=json, csv=csv, explain=explain)
+    if plot is not None:  # before the trace is written
+        from capplan.cli.plots import known_place
+
+        known_place(plot)
+    if concurrency is not None and burstiness is not None:
+        raise InputError("--burstiness is of drawn arrivals; with --concurrency one comes when one leaves")
     mix = workloads.mix(
         isl=deploying.tokens("--isl", isl),
         osl=deploying.tokens("--osl", osl),

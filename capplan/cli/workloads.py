@@ -110,11 +110,12 @@ def mix(
         raise InputError("--trace has arrivals of its own; --burstiness is of drawn ones")
     if path := trace or trace_lengths:
         read = read_trace(path)
-        for line in read.told():
-            sys.stderr.write(f"note: {line}\n")
-        if trace is not None:
-            return workloads.replay(read, min(len(read), requests))
+        replayed = workloads.replay(read, min(len(read), requests)) if trace is not None else None
         lengths = workloads.joint(requests, seed, read)
+        for line in read.told():  # once nothing is wrong with it
+            sys.stderr.write(f"note: {line}\n")
+        if replayed is not None:
+            return replayed
     elif sigma is not None:
         lengths = workloads.lognormal(
             requests, seed, isl=isl, osl=osl, isl_sigma=sigma, osl_sigma=sigma, least=2
