@@ -68,6 +68,10 @@ def run(
         raise UnknownNameError("profile", profile, PROFILES, ", ".join(PROFILES))
     for name in only:
         probe(name)  # raises for an unknown one
+    if label is not None and not label.isprintable():
+        raise InputError(
+            f"label {label!r} has characters that can't be printed; one line of text is accepted"
+        )
     if find_spec("torch") is None:
         raise MissingPackageError("the probes need torch: pip install 'capplan[probes]'")
     check_place(out)
@@ -83,7 +87,12 @@ def run(
         "cases": plan["cases"],
     }
     part = Path(f"{out}.part")
+    check_place(part)
     finished: dict[str, list[Row]] = _resumed(part, asked) if resume else {}
+    if not part.exists():
+        _keep(
+            part, asked, finished
+        )  # a folder that can't be written to or a full disk is told before measuring
     total = sum(map(len, plan["cases"].values()))
     done = sum(map(len, finished.values()))
     before = done

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from capplan.cli import options as opt
-from capplan.cli.render import emit, is_terminal, only_one
-from capplan.errors import ExitCode
+from capplan.cli.render import emit, is_terminal, only_one, width
+from capplan.errors import ExitCode, InputError
 
 if TYPE_CHECKING:
     from capplan.probes.run import Progress
@@ -79,6 +79,8 @@ def run(
     from capplan.probes.run import run as measure
 
     names = [name.strip() for text in only or () for name in text.split(",") if name.strip()]
+    if only and not names:
+        raise InputError("--only names no probe (capplan probe list)")
     with _progress() as told:
         found = measure(
             out, device=device, profile=profile, only=names, label=label, resume=resume, report=told
@@ -184,10 +186,10 @@ def _progress() -> Iterator[Callable[[Progress], None]]:
 
     def told(progress: Progress) -> None:
         left = "" if progress.left_s is None else f", {progress.left_s:,.0f} s left"
-        width = 24 * progress.done // max(1, progress.of)
-        bar = "#" * width + "." * (24 - width)
+        full = 24 * progress.done // max(1, progress.of)
+        bar = "#" * full + "." * (24 - full)
         line = f"[{bar}] {progress.done:,} of {progress.of:,} {progress.probe}{left}"
-        sys.stderr.write(f"\r\x1b[K{line[:100]}")
+        sys.stderr.write(f"\r\x1b[K{line[: width() - 1]}")
         sys.stderr.flush()
 
     try:

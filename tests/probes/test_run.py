@@ -298,6 +298,18 @@ def test_a_file_of_something_else_is_not_written_over(tmp_path: Path) -> None:
     assert out.read_text() == "mine"
 
 
+def test_a_place_that_can_not_be_written_to_is_told_before_measuring(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(running, "_rows", lambda *_: pytest.fail("measured"))
+    with pytest.raises(InputError, match="name too long"):
+        running.run(tmp_path / ("n" * 252), device="cpu", profile="quick", only=("launch",))
+    (tmp_path / "c.json.part").write_text("mine")
+    with pytest.raises(InputError, match="is no calibration"):
+        running.run(tmp_path / "c.json", device="cpu", profile="quick", only=("launch",))
+    assert [each.name for each in tmp_path.iterdir()] == ["c.json.part"]
+
+
 # --- words --------------------------------------------------------------------------------------------------------
 
 
@@ -311,6 +323,8 @@ def test_a_file_of_something_else_is_not_written_over(tmp_path: Path) -> None:
         ("probe runn", 2, "error: unknown probe command 'runn'; did you mean 'run'?"),
         ("probe compare x.json", 2, "error: one file given; two calibration files or more are compared"),
         ("probe report nothing.json", 2, "error: can't read 'nothing.json': no such file or directory"),
+        ("probe run --only ,", 2, "error: --only names no probe (capplan probe list)"),
+        ("probe run --label a\x1bb", 2, "error: label 'a\\x1bb' has characters that can't be printed"),
         ("probe run --json --csv", 2, "error: --json and --csv exclude each other; give one"),
     ],
 )
