@@ -176,7 +176,10 @@ def schema() -> dict[str, Any]:
 
 def mismatch(found: Any) -> str | None:
     """Where a calibration is first unlike its schema, and how; None where it is not."""
-    return _mismatch(found, _RULES, "")
+    try:
+        return _mismatch(found, _RULES, "")
+    except RecursionError:
+        return "nested too deep"
 
 
 def _mismatch(found: Any, rule: dict[str, Any], where: str) -> str | None:

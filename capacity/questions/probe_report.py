@@ -244,7 +244,7 @@ def read_probes(path: str | PathLike[str]) -> dict[str, Any]:
         )
     try:
         kernels_of(found, name)
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise DataFileError(f"{name} is no calibration that can be read: {error}") from error
     return found
 

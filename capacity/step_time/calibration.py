@@ -70,7 +70,7 @@ def read_calibration(path: str | PathLike[str]) -> Calibration:
     found = read_document(path)
     try:
         return _calibration(found, Path(path).name)
-    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
         if isinstance(error, InputError):
             raise
         raise DataFileError(f"{str(path)!r} has no constants that can be read: {error}") from error

@@ -444,6 +444,7 @@ def test_a_leaf_that_is_no_number_is_refused(file: Callable[..., Path], tmp_path
         (lambda d: d["results"][0].update(rel_err="x"), r"results\[0\].rel_err is no number or null"),
         (lambda d: d["spec"].update(peak_flops_dense=[]), "spec.peak_flops_dense is no object"),
         (lambda d: d["quality"].update(warnings=True), "quality.warnings is no array"),
+        (lambda d: d["derived"].update(json.loads(400 * '{"a":' + "{}" + 400 * "}")), "too deep"),
         (lambda d: d.update(created_utc="now"), "Invalid isoformat string: 'now'"),
         (lambda d: d["results"][0].update(rel_err=float("nan")), "is not valid JSON: nan is no number"),
         (lambda d: d["results"][0].update(rel_err=float("inf")), "is not valid JSON: infinity is no number"),
