@@ -158,6 +158,17 @@ def test_no_trace_is_written_where_the_picture_can_not_be(run: Run, tmp_path: Pa
     assert not path.exists()
 
 
+def test_the_rate_of_a_trace_is_that_of_the_requests_taken(run: Run, tmp_path: Path) -> None:
+    """The first 150 come one a second, the others twenty times as fast."""
+    path = tmp_path / "trace.csv"
+    times = [*range(150), *(150 + 0.05 * k for k in range(500))]
+    path.write_text("arrival_s,input_tokens,output_tokens\n" + "".join(f"{t},50,5\n" for t in times))
+    own, twice = (result(run, "--trace", str(path), *more) for more in ((), ("--rate", "2")))
+    assert own["seconds"] == pytest.approx(149, rel=0.01)
+    assert own["requests_per_s"] == pytest.approx(1, rel=0.01)
+    assert twice["requests_per_s"] == pytest.approx(2, rel=0.01)
+
+
 def test_a_trace_of_one_time_is_refused_in_one_line(run: Run, tmp_path: Path) -> None:
     path = tmp_path / "trace.csv"
     path.write_text("arrival_s,input_tokens,output_tokens\n1,100,10\n1,50,10\n1,50,-1\n")

@@ -53,8 +53,15 @@ class Trace:
     @property
     def rate(self) -> float:
         """Mean rate [request/second]."""
-        span = float(self.arrival[-1])
-        return (len(self) - 1) / span if span > 0 else float("inf")
+        return self.rate_of(len(self))
+
+    def rate_of(self, first: int) -> float:
+        """Mean rate of so many, the first [request/second]; of all where those came at one time."""
+        for count in (min(first, len(self)), len(self)):
+            span = float(self.arrival[count - 1])
+            if span > 0:
+                return (count - 1) / span
+        return float("inf")
 
     def told(self) -> list[str]:
         """What a user has to know of the reading, a line each; empty for a clean file."""

@@ -255,5 +255,5 @@ def replay(trace: Trace, count: int | None = None) -> Mix:
         )
     many = min(len(trace), len(trace) if count is None else known_requests(count))
     blocks = trace.blocks[:many] if trace.blocks is not None else None
-    times = trace.arrival[:many] * trace.rate
+    times = trace.arrival[:many] * trace.rate_of(many)  # a trace's beginning may be calmer than all of it
     return Mix(times, trace.isl[:many], trace.osl[:many], blocks)

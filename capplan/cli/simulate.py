@@ -157,7 +157,7 @@ def command(
                 max_num_seqs=max_num_seqs,
                 max_num_batched_tokens=max_num_batched_tokens,
             ),
-            rate=_rate(rate, trace if concurrency is None else None),
+            rate=_rate(rate, trace if concurrency is None else None, len(mix)),
             concurrency=_whole("--concurrency", concurrency),
             mix=mix,
             cv=1.0 if burstiness is None else burstiness,
@@ -183,8 +183,8 @@ def command(
     raise typer.Exit(emit(answer, as_json=json, as_csv=csv, explain=explain, plot=plot))
 
 
-def _rate(text: str | None, trace: str | None) -> float | None:
-    """The rate that was asked for, or a trace's own."""
+def _rate(text: str | None, trace: str | None, requests: int) -> float | None:
+    """The rate that was asked for, or a trace's own over the requests that are taken of it."""
     from capplan import units
 
     if text is not None:
@@ -194,7 +194,7 @@ def _rate(text: str | None, trace: str | None) -> float | None:
         return None
     from capplan.capacity.simulator.traces import read_trace
 
-    return read_trace(trace).rate
+    return read_trace(trace).rate_of(requests)
 
 
 def _whole(option: str, text: str | None) -> int | None:
