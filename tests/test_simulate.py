@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from capplan.capacity.questions.decode import decode
 from capplan.capacity.questions.simulate import simulate
 from capplan.capacity.simulator.requests import Speculation
 from capplan.capacity.simulator.workloads import Mix, fixed, poisson
@@ -44,6 +45,13 @@ def test_an_answer_in_figures(run: Run) -> None:
     assert all(0 <= share <= 1 for share in found["utilisation"].values())
     assert found["pass_low"] < 1 < found["pass_high"]
     assert found["timeline"][-1]["running"] == found["timeline"][-1]["kv_blocks"] == 0
+
+
+def test_few_tokens_read_few_experts() -> None:
+    """One request at a time: most passes have one token, which chooses 8 experts of 128, whatever its prompt chose."""
+    found = simulate("qwen3-30b-a3b", "h100", isl=2000, osl=200, concurrency=1, requests=20)
+    alone = decode("qwen3-30b-a3b", "h100", batches=[1], contexts=[2100]).at[0]
+    assert found.utilisation["bandwidth"] == pytest.approx(1 / alone["time_over_floor"], rel=0.1)
 
 
 def test_the_same_seed_is_the_same_run(run: Run) -> None:

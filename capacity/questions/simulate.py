@@ -492,8 +492,8 @@ def _latencies(summed: metrics.Metrics) -> list[dict[str, Any]]:
 def _utilisation(found: Deployed, outcome: Outcome, replicas: int) -> dict[str, float]:
     """Shares of the dense peak and of the memory bandwidth, over the whole run and all replicas.
 
-    What a token costs is from two passes of the model at two contexts; weights that a pass reads, from one of the
-    mean number of tokens.
+    What a token costs is from two passes of the model at two contexts; weights that a pass reads, from one that decodes
+    and one with prompts, of the mean number of tokens each: experts that few tokens choose are few.
     """
     totals, chip = outcome.totals, found.chip
     time = totals.seconds * replicas
@@ -509,9 +509,14 @@ def _utilisation(found: Deployed, outcome: Outcome, replicas: int) -> dict[str, 
     of_token = near - 1000.0 * of_pair
     computed = totals.prefill_tokens + totals.decode_tokens
     work = computed * of_token + (totals.prompt_pairs + totals.context_tokens) * of_pair
-    mean = max(1.0, computed / totals.passes)
+    mean = max(1.0, totals.decode_tokens / totals.passes)
+    prompts = totals.prompt_passes
     held = held_bytes(one(mean, 1000.0))
-    read = totals.passes * held["weights"] + totals.context_tokens * held["cache"] / (1000.0 * mean)
+    read = (totals.passes - prompts) * held["weights"] + totals.context_tokens * held["cache"] / (
+        1000.0 * mean
+    )
+    if prompts:
+        read += prompts * held_bytes(one(mean + totals.prefill_tokens / prompts, 1000.0))["weights"]
     return {"compute": work / time, "bandwidth": float(read) / chip.bandwidth / time}
 
 

@@ -437,6 +437,7 @@ class Replica:
         batch, context, _, tokens, pairs = work
         self.spend(seconds)
         totals.passes += 1
+        totals.prompt_passes += 1
         totals.prefill_tokens += tokens
         totals.prompt_pairs += pairs
         if batch:
@@ -592,6 +593,7 @@ class Replica:
         pairs = width * (isl * (isl + 1) / 2)
         self.spend(service.times.prompts(0, 0, width, width * isl, pairs))
         totals.passes += 1
+        totals.prompt_passes += 1
         totals.prefill_tokens += width * isl
         totals.prompt_pairs += pairs
         kept = []

@@ -248,6 +248,7 @@ class Totals:
     seconds: float = 0.0  # from the first arrival to the last token
     busy: float = 0.0  # [second], of all replicas
     passes: int = 0
+    prompt_passes: int = 0  # those of them that have prompts
     prefill_tokens: int = 0  # computed; those of recomputed requests again
     decode_tokens: int = 0  # given out by decode
     prompt_pairs: float = 0.0  # keys that prompt tokens saw

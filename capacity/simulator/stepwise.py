@@ -80,7 +80,7 @@ def simulate_stepwise(workload: Workload, service: Service) -> Outcome:
         seconds=max(engine.now for engine in engines) - everyone[0].arrival,
         blocks=service.blocks * service.replicas,
     )
-    for name in ("passes", "busy", "prefill_tokens", "prompt_pairs", "context_tokens"):
+    for name in ("passes", "prompt_passes", "busy", "prefill_tokens", "prompt_pairs", "context_tokens"):
         setattr(totals, name, sum(getattr(engine, name) for engine in engines))
     totals.decode_tokens = sum(each.osl - 1 for each in everyone if each.finished == each.finished)
     return Outcome(
@@ -116,7 +116,7 @@ class Stepwise:
         self.now = self.swapping = 0.0
         self.samples: list[tuple[float, int, int, int]] = []
         self.gaps: list[float] = []
-        self.passes = self.prefill_tokens = 0
+        self.passes = self.prompt_passes = self.prefill_tokens = 0
         self.busy = self.prompt_pairs = self.context_tokens = 0.0
 
     def run(self) -> None:
@@ -273,6 +273,7 @@ class Stepwise:
             tokens = sum(chunk for _, chunk in chunks)
             pairs = sum(chunk * s.computed + chunk * (chunk + 1) / 2 for s, chunk in chunks)
             self.spend(times.prompts(len(decoding), context, len(chunks), tokens, pairs))
+            self.prompt_passes += 1
             self.prefill_tokens += tokens
             self.prompt_pairs += pairs
         elif decoding:
@@ -342,6 +343,7 @@ class Stepwise:
         pairs = width * (isl * (isl + 1) / 2)
         self.spend(self.service.times.prompts(0, 0, width, width * isl, pairs))
         self.passes += 1
+        self.prompt_passes += 1
         self.prefill_tokens += width * isl
         self.prompt_pairs += pairs
         for sequence in list(batch):

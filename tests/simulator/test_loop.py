@@ -95,7 +95,15 @@ def test_jumps_are_the_passes_one_by_one(some: int) -> None:
             np.testing.assert_array_equal(
                 getattr(jumped, name), getattr(stepped, name), err_msg=f"{name}, seed {seed}"
             )
-        for name in ("passes", "prefill_tokens", "decode_tokens", "prompt_pairs", "context_tokens", "busy"):
+        for name in (
+            "passes",
+            "prompt_passes",
+            "prefill_tokens",
+            "decode_tokens",
+            "prompt_pairs",
+            "context_tokens",
+            "busy",
+        ):
             a, b = getattr(jumped.totals, name), getattr(stepped.totals, name)
             assert a == pytest.approx(b, rel=1e-9), (name, seed)
         without = simulate(*random_case(seed), jumps=False)
