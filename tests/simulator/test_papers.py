@@ -37,16 +37,25 @@ def test_closed_forms_are_the_papers(reproduce: ModuleType) -> None:
     assert all(row.inside for row in rows)
 
 
-def test_attainment_is_that_of_distserves_simulator(
-    reproduce: ModuleType, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Within 0.06 of its one draw of 600, or within two standard deviations of such draws."""
-    monkeypatch.setattr(reproduce, "SEEDS", range(1, 6))
-    rows = list(reproduce.distserve_intro())
-    assert len(rows) == 11
+def test_attainment_is_that_of_distserves_simulator(reproduce: ModuleType) -> None:
+    """On its own requests, with its rules: to within two requests of 600, but where its limit of a decode pass binds."""
+    rows = [row for row in (*reproduce.distserve_intro(), *reproduce.distserve_lognormal()) if row.gated]
+    assert len(rows) == 11 + 2 + 14
     for row in rows:
-        assert row.inside or row.reason, row
-    assert sum(row.inside for row in rows) >= 9
+        assert row.inside, row
+        if "rate at" not in row.what and row.what != "colocated 4 req/s a GPU, attainment":
+            assert row.ours == pytest.approx(row.paper, abs=2.1 / 600), row
+
+
+def test_another_draw_has_another_attainment(reproduce: ModuleType) -> None:
+    """So that the seed is what was found, and not that any would do: a draw of 600 spreads by more than the band."""
+    service = reproduce.intro_services()["disagg_1p1d_total"]
+    found = []
+    for seed in range(1, 9):
+        mix = reproduce.in_our_count(reproduce.fixed_draw(600, seed))
+        found.append(reproduce.joint(simulate(mix.at(12.0), service), 0.4, 0.04))
+    assert found[0] == pytest.approx(0.8667, abs=1e-4)
+    assert max(found) - min(found) > 0.1
 
 
 def test_attainment_with_the_lengths_of_a_trace(reproduce: ModuleType) -> None:
@@ -68,7 +77,7 @@ def by_steps(
         return a + sum(b * int(isl[i]) + c * int(isl[i]) ** 2 for i in batch)
 
     def decode_pass(running: dict[int, int], times: AffineTimes) -> float:
-        context = float(sum(int(isl[i]) + done for i, done in running.items()))
+        context = float(sum(int(isl[i]) + done + 1 for i, done in running.items()))
         start, slope, _ = times.decode(len(running), context)
         return start + slope * context
 
