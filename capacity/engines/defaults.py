@@ -47,6 +47,16 @@ def version_on(day: date) -> str:
     return found[-1] if found else next(iter(releases))
 
 
+def version_after(day: date) -> str:
+    """The first vLLM released later than a day, which a build of main on that day became; else the newest.
+
+    >>> version_after(date(2025, 10, 31))
+    '0.11.1'
+    """
+    releases: dict[str, date] = data()["releases"]
+    return next((version for version, released in releases.items() if released > day), [*releases][-1])
+
+
 def defaults(version: str) -> dict[str, Any]:
     """The defaults of vLLM's flags in a version."""
     found: dict[str, Any] = {}

@@ -21,7 +21,7 @@ from capplan.capacity.engines.vllm_blocks import (
 )
 from capplan.capacity.engines.vllm_rules import GPUS, Rules, Settings
 from capplan.errors import InputError
-from capplan.models.spec import Attention, CompressedAttention, LatentAttention, Model, State
+from capplan.models.spec import Attention, CompressedAttention, LatentAttention, Layer, Model, State
 
 LOCAL = ("sliding", "chunked", "sliding_mla")
 _FP8_DS_MLA = (512, 64)  # the one geometry that FlashMLA's sparse kernel packs in 656 bytes
@@ -63,9 +63,17 @@ def kv_cache_specs(model: Model, settings: Settings, rules: Rules) -> list[KVCac
     drafts = model.draft_layers if settings.drafts else ()
     if settings.drafts and not any(drafts):
         raise InputError(f"{model.id} has no draft (MTP) layers on record to speculate with")
+    own = _specs_of(model, model.layers, settings, rules)
+    drafted = _specs_of(model, drafts, settings, rules)
+    if settings.speculative_method == "dflash":
+        drafted = [_written_ahead(spec) for spec in drafted]
+    return [*own, *drafted]
+
+
+def _specs_of(model: Model, layers: tuple[Layer, ...], settings: Settings, rules: Rules) -> list[KVCacheSpec]:
     block, page = attention_block(model, settings, rules)
     found: list[KVCacheSpec] = []
-    for part in (part for layer in (*model.layers, *drafts) for part in layer):
+    for part in (part for layer in layers for part in layer):
         if isinstance(part, State):
             found.append(_state_spec(model, part, settings, rules, block, page))
         elif isinstance(part, CompressedAttention):
@@ -75,6 +83,12 @@ def kv_cache_specs(model: Model, settings: Settings, rules: Rules) -> list[KVCac
         elif not part.shared:
             found.append(_attention_spec(model, part, settings, rules, block))
     return found
+
+
+def _written_ahead(spec: KVCacheSpec) -> KVCacheSpec:
+    """A layer of a DFlash drafter: its context is written before it attends, and none of it may be freed, so that a
+    window is cached as full attention. Source: https://github.com/vllm-project/vllm/issues/50707 (2026-08-21)."""
+    return spec._replace(kind="full") if spec.kind == "sliding" else spec
 
 
 def _checked(model: Model, settings: Settings) -> None:

@@ -6,7 +6,7 @@ import re
 from dataclasses import replace
 from datetime import date
 
-from capplan.capacity.engines.defaults import version_on
+from capplan.capacity.engines.defaults import version_after, version_on
 from capplan.capacity.engines.deployment import Deployment
 from capplan.capacity.engines.device import GIB, Device, device_of
 from capplan.capacity.questions.measured import Row, switch, value, whole
@@ -103,7 +103,7 @@ def deployment(row: Row, quantization: str | None, assumed: list[str]) -> Deploy
     """The flags of a row; what is blank is the engine's default in that version."""
     speculated = row.get("spec_decode", "").strip()
     pinned, kv = noted(row, "pinned"), row.get("kv_cache_dtype", "").strip().split(" ")[0]
-    ranks, drafter = noted(row, "dcp"), _drafter(row)
+    ranks, drafter = noted(row, "dcp"), _drafter(row, assumed)
     share = _number(row, "gpu_memory_utilization")
     if share is None and (said := noted(row, "fraction")):
         share = float(said)
@@ -148,6 +148,10 @@ def _version(row: Row, assumed: list[str]) -> str:
         when = date(int(day[1]), int(day[2] or 7), int(day[3] or 15))
     except ValueError as error:
         raise InputError(f"date {row['date'][:40]!r} is no day") from error
+    if re.search(r"\bcurrent main\b", row.get("notes", "")):
+        version = version_after(when)
+        assumed.append(f"main of {when.isoformat()}: what it became, vllm {version}")
+        return version
     version = version_on(when)
     assumed.append(f"version not said: vllm {version} was current on {when.isoformat()}")
     return version
@@ -171,10 +175,20 @@ def _method(text: str) -> str | None:
     )
 
 
-def _drafter(row: Row) -> str | None:
-    """The drafter that the notes name, where it is on record for vLLM."""
-    name = noted(row, "drafter") if engine(row) == "vllm" else None
-    return name if name and drafters.known(name) else None
+def _drafter(row: Row, assumed: list[str]) -> str | None:
+    """The drafter that the notes name, where it is on record for vLLM; where they name none, the one that was trained
+    for the model and goes with no other."""
+    if engine(row) != "vllm":
+        return None
+    if name := noted(row, "drafter"):
+        return name if drafters.known(name) else None
+    speculated = row.get("spec_decode", "").strip().split(" ")[0].lower()
+    if speculated != "dflash":  # a later DFlash has drafters of its own
+        return None
+    found = drafters.made_for(resolve(row["model_id"], row.get("weight_quant", "")).model.id, "dflash")
+    if found:
+        assumed.append(f"drafter not named: {found} is the one on record for the model")
+    return found
 
 
 def _speculated(text: str, default: int = 1) -> int:

@@ -10,7 +10,7 @@ from capplan.models.hf import from_config
 from capplan.models.spec import Model, Weight
 from capplan.registry import Registry
 
-_KEYS = {"id", "aliases", "name", "method", "tokens", "taps", "source", "checked", "config"}
+_KEYS = {"id", "name", "method", "tokens", "taps", "source", "checked", "config"}
 _ROWS = Registry(
     "drafters", "drafter", Path(__file__).parent, "models/drafters; a row of your own is found first"
 )
@@ -33,7 +33,7 @@ def drafter(name: str) -> Drafter:
     """The drafter of an id or alias, in any case. Raises UnknownNameError, DataFileError."""
     path, row = _ROWS.read(name)
     where = repr(str(path))
-    if missing := _KEYS - {"aliases"} - set(row):
+    if missing := _KEYS - set(row):
         raise DataFileError(f"{where}: key {min(missing)!r} is missing")
     if row["method"] not in _OF_THE_TARGET:
         raise DataFileError(f"{where}: method {row['method']!r} is not one of {', '.join(_OF_THE_TARGET)}")
@@ -57,3 +57,10 @@ def _of_both(weight: Weight) -> Weight:
 
 def known(name: str) -> bool:
     return _ROWS.find(name) is not None
+
+
+def made_for(target: str, method: str) -> str | None:
+    """The one drafter on record that was trained for a target, by its published name; None for none, or several."""
+    rows = [_ROWS.read(name)[1] for name in _ROWS.names()]
+    found = [row for row in rows if (row.get("target"), row.get("method")) == (target, method)]
+    return next(iter(found[0].get("aliases", ())), found[0]["id"]) if len(found) == 1 else None

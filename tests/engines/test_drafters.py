@@ -70,6 +70,38 @@ def test_a_drafter_is_loaded_as_it_is_stored() -> None:
     assert drafted.activation_peak > plain.activation_peak  # of the states that it reads
 
 
+def test_a_window_of_a_dflash_drafter_is_cached_whole() -> None:
+    """vLLM pull 50169, main of 2026-07-28: a pool of 23.1 GB has 415,517 tokens; 6 windows of the drafter's are whole."""
+    flags: dict[str, Any] = {"kv_cache_dtype": "fp8", "quantization": "nvfp4", "max_model_len": 131072}
+    flags |= {"max_num_seqs": 16, "max_num_batched_tokens": 16384}
+    drafted = start(
+        "laguna-s-2.1", "0.26.0", 23.1e9 / GIB, draft_model="poolside/Laguna-S-2.1-DFlash", **flags
+    )
+    assert (drafted.kv_tokens, drafted.deployment.num_speculative_tokens) == (415_517, 15)
+    plain = start("laguna-s-2.1", "0.26.0", 23.1e9 / GIB, **flags)
+    assert plain.kv_tokens is not None
+    assert plain.kv_tokens > 500_000
+    assert plain.weights / GIB == pytest.approx(67.11, rel=0.003)  # vLLM issue 50925
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters"),
+    [
+        # of its 69 tensors, norms of the six states that it reads and of their sum are not counted
+        ("poolside/Laguna-S-2.1-DFlash", 1_114_977_792 - 7 * 3072),
+        ("meta-models/Muse-Glimmer-30B-assistant", 2_555_978_496),  # 5.11 GB
+    ],
+)
+def test_a_published_drafter(name: str, parameters: int) -> None:
+    assert sum(weight.parameters for weight in drafters.drafter(name).model.weights) == parameters
+
+
+def test_the_drafter_of_a_target() -> None:
+    assert drafters.made_for("laguna-s-2.1", "dflash") == "poolside/Laguna-S-2.1-DFlash"
+    assert drafters.made_for("laguna-s-2.1", "eagle3") is None
+    assert drafters.made_for("llama-3.1-8b", "dflash") is None
+
+
 def test_a_block_tells_how_many_tokens_are_speculated() -> None:
     """A start-up of 0.19.2rc1 with MTP that does not say so: three tokens widen the convolutions to that block."""
     flags: dict[str, Any] = {"kv_cache_dtype": "fp8", "max_model_len": 131072, "quantization": "nvfp4"}

@@ -20,6 +20,11 @@ from capplan.models.resolve import resolve
         ("deepseek-ai/DeepSeek-R1-Distill-Qwen-14B", "", "qwen2.5-14b", None),
         ("deepseek-ai/DeepSeek-V3.2-Exp", "fp8", "deepseek-v3.2", "fp8"),
         ("google/gemma-2-9b-it", "bf16", "gemma-2-9b", "bf16"),
+        ("Muse-Glimmer-30B (meta-models, HF id not stated)", "bf16", "muse-glimmer-30b", "bf16"),
+        ("Inferact/Muse-Glimmer-30B-NVFP4-W4A4", "", "muse-glimmer-30b", "nvfp4"),
+        ("Laguna-S-2.1-NVFP4 (HF owner not stated)", "nvfp4", "laguna-s-2.1", "nvfp4"),
+        ("poolside/Laguna-XS.2-FP8", "", "laguna-xs.2", "fp8"),
+        ("RadixArk/Qwen3.8-Flash-Next-NVFP4", "", "qwen3.8-flash-next", "nvfp4"),
     ],
 )
 def test_published_names(name: str, said: str, row: str, quantization: str | None) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from capplan.capacity.questions.memory_rows import MEASURED
+from capplan.capacity.questions.memory_rows import MEASURED, deployment
 from capplan.capacity.questions.validate_memory import validate_memory
 from capplan.errors import DataFileError, UnknownNameError
 
@@ -133,3 +133,15 @@ def test_published_logs() -> None:
 def test_published_logs_given_their_weights() -> None:
     found = validate_memory(LOGS, given=["m_weights_gib_per_gpu"])
     assert found.by_column["m_kv_gib_per_gpu"]["median"] <= 0.01
+
+
+def test_what_a_row_leaves_to_its_day_and_its_model() -> None:
+    """Laguna on main with a drafter that is not named: the release that main became, and the one drafter on record."""
+    row = {"engine": "vllm", "model_id": "Laguna-S-2.1-NVFP4", "gpu": "NVIDIA GB10", "tp": "1"}
+    row |= {"date": "2026-07-28", "spec_decode": "dflash", "notes": "pool sizing of current main"}
+    assumed: list[str] = []
+    flags = deployment(row, "nvfp4", assumed)
+    assert (flags.version, flags.draft_model) == ("0.26.0", "poolside/Laguna-S-2.1-DFlash")
+    assert [text.split(":")[0] for text in assumed] == ["drafter not named", "main of 2026-07-28"]
+    released = deployment({**row, "notes": "", "spec_decode": "dflash2 k=7"}, "nvfp4", [])
+    assert (released.version, released.draft_model) == ("0.25.0", None)

@@ -58,6 +58,8 @@ def test_every_alias_is_found() -> None:
             2 * 128_256 * 8192 + 80 * (2 * 8192**2 + 2 * 8192 * 1024 + 3 * 8192 * 28_672 + 2 * 8192) + 8192,
         ),
         ("llama-3.1-70b", 70_553_706_496),
+        # 59,553,253,376 bytes of bf16 in the checkpoint, with a tower of 1,921,845,760
+        ("muse-glimmer-30b", 59_553_253_376 // 2 - 1_921_845_760),
         ("llama-2-70b", 68_976_648_192),
         ("qwen2.5-72b", 72_706_203_648),
         ("gemma-2b", 2_506_172_416),
@@ -74,6 +76,34 @@ def test_every_alias_is_found() -> None:
 )
 def test_parameters(name: str, parameters: int) -> None:
     assert model(name).parameters_total == parameters
+
+
+@pytest.mark.parametrize(
+    ("name", "total", "active"),
+    [  # billions, as published to so many digits; active ones only where the convention is that of the row
+        ("laguna-s-2.1", 117.6, 8.5),
+        ("laguna-xs.2", 33.4, 3.0),
+        ("qwen3.8-flash-next", 176.9, None),  # 125B and 51B of n-gram tables
+    ],
+)
+def test_published_parameters(name: str, total: float, active: float | None) -> None:
+    row = model(name)
+    assert row.parameters_total / 1e9 == pytest.approx(total, abs=0.05)
+    assert active is None or row.parameters_active / 1e9 == pytest.approx(active, abs=0.06)
+
+
+def test_the_tables_of_n_grams() -> None:
+    """320,001,536 rows of 160 in the header of a published file."""
+    table = next(weight for weight in model("qwen3.8-flash-next").weights if weight.bucket == "position")
+    assert table.shape == (320_001_536, 160)
+
+
+def test_muse_spark_without_its_vocabulary() -> None:
+    """816B with 42B active are published, as the row has it without embedding and head."""
+    row = model("muse-spark")
+    vocabulary = row.parameters(("embedding", "head"))
+    assert (row.parameters_total - vocabulary) // 10**9 == 816
+    assert (row.parameters_active - vocabulary) // 10**9 == 42
 
 
 @pytest.mark.parametrize(
