@@ -212,13 +212,16 @@ def _compressed(part: CompressedAttention, kv: str, view: View) -> Iterator[Stre
         2 if view == "transformers" and not part.ratio else 1
     )  # there keys and values, equal, are kept apart
     yield Stream("kv_window", twice * row, words, most=_kept(part.window, view))
-    if not part.ratio:
+    if not part.ratio or part.shared:
         return
     yield Stream("compressed_kv", row, f"pooled {words}", every=part.ratio)
     if part.index_dim:
         yield _index("index_keys_compressed", part.index_dim, part.ratio, view)
+    if part.ratio == 1:
+        return  # nothing waits for the tokens of its pool
     both = 2 if part.overlap else 1
-    wide = 2 * (part.width + part.index_dim)  # value and gate, of the vector and of the index key
+    keys = 0 if part.index_pooled else part.index_dim
+    wide = 2 * (part.width + keys)  # value and gate, of the vector and of the index key
     if view == "engine":
         words = f"ring of {both * part.ratio} tokens, value and gate, in fp32"
         yield Stream("compressor_buffer", 4 * both * wide * both * part.ratio, words, every=0)

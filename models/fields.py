@@ -243,7 +243,9 @@ class Fields:
         value = self.maybe_zero(*names)
         return self.assume(names[0], default) if value is None else value
 
-    def numbers(self, *names: str, length: int | None = None, least: int = 0) -> list[int] | None:
+    def numbers(
+        self, *names: str, length: int | None = None, least: int = 0, most: int = MAX_SIZE
+    ) -> list[int] | None:
         """A list of whole numbers, one a layer where a length is given; None where absent or null."""
         name, values = self.find(*names)
         if values is None:
@@ -252,9 +254,9 @@ class Fields:
             of = "" if length is None else f" of {length:,}, one a layer,"
             raise self.error(f"field '{name}' is {show(values)}; a list{of} is accepted")
         for value in values:
-            if type(value) is not int or not least <= value <= MAX_SIZE:
+            if type(value) is not int or not least <= value <= most:
                 raise self.error(
-                    f"field '{name}' has {show(value)}; whole numbers from {least} to {MAX_SIZE:,} are accepted"
+                    f"field '{name}' has {show(value)}; whole numbers from {least} to {most:,} are accepted"
                 )
         return values
 

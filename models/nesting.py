@@ -67,6 +67,7 @@ OUTER = {
     "deepseek_vl_hybrid": Outer("llama", True),
     "janus": Outer("llama", True),
     "deepseek_ocr2": Outer("deepseek_ocr2_text"),
+    "deepseek_v41": Outer("deepseek_v41_text", prefix=_INNER),
     "unlimited_ocr": Outer("unlimited_ocr_text"),
     "kimi_k25": Outer("deepseek_v3", True),
     "internvl": Outer("qwen2", True),

@@ -28,12 +28,17 @@ def _fp8(f: Asked) -> Quantization:
     if _expert_dtype(f) == "fp4":
         rules.insert(0, Rule(Format("mxfp4", 4, 1, 32, scale_bytes=1), ("experts",)))
     ignored = f.names("modules_to_not_convert", "ignored_layers", "ignore")
+    if f.model.get("model_type") in ("deepseek_v41", "deepseek_v41_text"):  # whose list is in its code
+        rules.insert(0, Rule(Format("mxfp8", 8, 1, 32, scale_bytes=1), ("engram.embed",)))
+        ignored = (*ignored, "compressor", "indexer.wk")
     return f.quantization(*rules, ignored=ignored, kv=_kv_scheme(f))
 
 
 def _expert_dtype(f: Asked) -> str:
     within = f.fields.config.get(f.name("expert_dtype"))
     f.ignore("expert_dtype")
+    if f.one_of("store_dtype", ("fp8", "mxfp4"), "fp8") == "mxfp4":  # MiMo V2.5's word for it
+        return "fp4"
     value = f.model.get("expert_dtype") if within is None else within
     if value not in (None, "fp8", "fp4"):
         raise f.error(f"field 'expert_dtype' is {show(value)}; accepted: fp8, fp4")

@@ -41,7 +41,7 @@ class Weight(NamedTuple):
     ]  # (out features, in features) of a matrix; experts come first where they are one tensor
     bucket: str
     copies: int = 1
-    experts: int = 1  # of which this is the weights of all,
+    experts: int = 1  # of which this is the weights of all (or the rows of a table of n-grams),
     chosen: int = 1  # and those a token is routed to
 
     @property
@@ -96,7 +96,10 @@ class LatentAttention(NamedTuple):
 
 
 class CompressedAttention(NamedTuple):
-    """DeepSeek V4: raw vectors in a window, and one pooled vector for every `ratio` tokens; key and value are one."""
+    """DeepSeek V4: raw vectors in a window, and one pooled vector for every `ratio` tokens; key and value are one.
+
+    In V4.1 a few layers pool, and those after them read what they pooled.
+    """
 
     heads: int
     width: int  # of the one vector that is key and value
@@ -107,6 +110,8 @@ class CompressedAttention(NamedTuple):
     index_dim: int = 0
     index_heads: int = 0
     top_k: int = 0
+    shared: bool = False  # reads the pooled vectors of an earlier layer and keeps its window alone
+    index_pooled: bool = False  # index keys are made of the pooled vectors, not of tokens that wait
 
 
 class State(NamedTuple):

@@ -102,7 +102,8 @@ def _by_format(weight: Weight, layers: Sequence[Layer], quantization: Quantizati
 
 def _is_matrix(weight: Weight) -> bool:
     """Whether it can be quantised at all: not a vector, a convolution, a bias of experts or what is never."""
-    dimensions = 3 if weight.experts > 1 and weight.shape[0] == weight.experts else 2
+    stacked = weight.bucket == "experts" and weight.experts > 1 and weight.shape[0] == weight.experts
+    dimensions = 3 if stacked else 2
     if len(weight.shape) != dimensions or weight.shape[-2] == 1 or weight.name.endswith("bias"):
         return False
     return not any(part in _NEVER for part in weight.name.split("."))

@@ -135,7 +135,8 @@ FAMILIES = {
     "kolibri1": "experts_kinds.kolibri1",
     "laguna": "experts_kinds.laguna",
     "llama4_text": "experts_kinds.llama4_text",
-    "mimo_v2_flash": "experts_kinds.mimo_v2_flash",
+    "mimo_v2_flash": "mimo.mimo_v2_flash",
+    "mimo_v2": "mimo.mimo_v2",
     "minimax_m3_vl_text": "minimax.minimax_m3_vl_text",
     "muse_spark_text": "experts_kinds.muse_spark_text",
     "step3p5": "step.step3p5",
@@ -172,6 +173,7 @@ FAMILIES = {
     "hy_v4_vl_text": "latent_sparse.hy_v4_vl_text",
     "dots3_note_text": "dots3.dots3_note_text",
     "deepseek_v4": "compressed.deepseek_v4",
+    "deepseek_v41_text": "deepseek_v41.deepseek_v41",
     # recurrent layers, alone or beside attention
     "mamba": "mamba.mamba",
     "falcon_mamba": "mamba.mamba",

@@ -24,7 +24,7 @@ from capplan.models.families.experts import (
     sparse_by_kind,
 )
 from capplan.models.families.windows import all_but_every, pattern_of
-from capplan.models.fields import Fields, show
+from capplan.models.fields import Fields
 from capplan.models.spec import Attention
 
 
@@ -245,60 +245,6 @@ def _chunks(d: Decoder) -> list[Attention]:
     return [
         full._replace(window=chunk, chunked=True) if kind == "chunked_attention" else full for kind in kinds
     ]
-
-
-def mimo_v2_flash(f: Fields) -> Decoder:
-    """Keys wider than values; layers with a window have twice the KV heads, and sinks."""
-    bias = f.flag("attention_bias")
-    d = Decoder(f, kv_heads=4, head_dim=192)
-    value = f.count_or(128, "v_head_dim")
-    f.ignore("attention_chunk_size", "attention_value_scale", "n_shared_experts", "swa_rope_theta")
-    size = f.maybe("sliding_window_size")
-    window = size or f.maybe("sliding_window") or f.assume("sliding_window", 129)
-    f.ignore("sliding_window")
-    full = Attention(d.heads, d.kv_heads, d.head_dim, value)
-    local = full._replace(kv_heads=2 * d.kv_heads, window=window, held_spare=1 if size else 0)
-    _same_as_class(f, local)
-    slides = _mimo_windows(d)
-    if any(slides) and d.heads % local.kv_heads:
-        raise f.error(
-            f"field 'num_key_value_heads' is {d.kv_heads}: layers with a window have twice as many, "
-            f"which does not divide the {d.heads} attention heads"
-        )
-    for like, layers in attend(d, [local if slid else full for slid in slides], bias=bias).items():
-        if like.kv_heads != d.kv_heads:
-            d.sinks(layers=layers)
-    sparse = sparse_by_kind(d, dense=1, flags="moe_layer_freq")
-    d.experts(*routed(f, 256, 8), f.count_or(2048, "moe_intermediate_size"), layers=sparse)
-    dense_layers(d, d.layers - sparse, 16384)
-    d.norm(*NORMS)
-    return ends(d)
-
-
-def _mimo_windows(d: Decoder) -> list[bool]:
-    kinds = d.layer_types("full_attention", "sliding_attention")
-    pattern = d.fields.numbers("hybrid_layer_pattern", length=d.layers)
-    if kinds:
-        return [kind == "sliding_attention" for kind in kinds]
-    if pattern:
-        return list(map(bool, pattern))
-    return [i != 0 and (i + 1) % 6 != 0 for i in range(d.layers)]
-
-
-def _same_as_class(f: Fields, local: Attention) -> None:
-    """The class derives the heads and widths of layers with a window; a file that says otherwise is another model."""
-    names = ("swa_num_attention_heads", "swa_num_key_value_heads", "swa_head_dim", "swa_v_head_dim")
-    for name, derived in zip(names, local[:4], strict=True):
-        if (given := f.maybe(name)) not in (None, derived):
-            raise f.error(
-                f"field '{name}' is {given}; {derived} is supported, as the full layers' heads imply"
-            )
-    for name, derived_flag in (
-        ("add_swa_attention_sink_bias", True),
-        ("add_full_attention_sink_bias", False),
-    ):
-        if f.flag(name, default=derived_flag) is not derived_flag:
-            raise f.error(f"field '{name}' is {show(not derived_flag)}; {show(derived_flag)} is supported")
 
 
 def muse_spark_text(f: Fields) -> Decoder:
