@@ -9,13 +9,15 @@ from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from capplan.capacity.engines.deployment import Deployment
 from capplan.capacity.questions.goodput import CONFIGURATIONS, Goodput, goodput
 from capplan.capacity.questions.goodput_search import requests_for
 from capplan.capacity.simulator.slo import Bound, Joint, Slo
-from capplan.capacity.simulator.workloads import Mix, fixed, lognormal, poisson
+from capplan.capacity.simulator.traces import read_trace
+from capplan.capacity.simulator.workloads import Mix, fixed, lognormal, poisson, replay
 from capplan.errors import InputError
 
 Run = Callable[..., tuple[int, str, str]]
@@ -262,3 +264,18 @@ def test_a_mix_of_one_length_is_isl_and_osl() -> None:
     mix = Mix(poisson(200, 3), *fixed(200, 900, 90))
     mixed = goodput("llama-3.1-8b", "h100-sxm", mix=mix, **asked)  # type: ignore[arg-type]
     assert mixed.requests_per_s == pytest.approx(plain.requests_per_s, rel=0.1)
+
+
+def test_rates_of_a_trace_are_those_of_the_requests_that_are_run(tmp_path: Path) -> None:
+    """A run takes the first of them: a trace that begins calm has to come faster, to come at the rate of its row."""
+    times = [k * 10.0 for k in range(400)] + [4000.0 + k for k in range(800)]
+    trace = tmp_path / "t.csv"
+    trace.write_text("arrival_s,isl,osl\n" + "\n".join(f"{t},1000,20" for t in times))
+    mix = replay(read_trace(trace))
+    slo, flags = Slo((Bound("ttft", 0.9, 0.5),)), Deployment()
+    few = goodput(
+        "llama-3.1-8b", "h100-sxm", flags, slo=slo, mix=mix, requests=300, configurations=["chunked"]
+    )
+    even = Mix(np.arange(300.0), np.full(300, 1000), np.full(300, 20))
+    same = goodput("llama-3.1-8b", "h100-sxm", flags, slo=slo, mix=even, configurations=["chunked"])
+    assert few.requests_per_s == pytest.approx(same.requests_per_s, rel=0.03)

@@ -132,8 +132,8 @@ class Search:
         if pools is not None:
             return self._linked(self._pools(*pools))
         alone = self._run("disaggregated", "prefill alone", self.whole, 1)
-        few = _first(self.mix, self.count(alone, _QUICK))
-        prompts = type(few)(few.unit_times, few.isl, np.ones(len(few), dtype=np.int64))
+        few = self.mix.first(self.count(alone, _QUICK))
+        prompts = replace(few, osl=np.ones(len(few), dtype=np.int64))
         prefill_rate = self.of(alone, prompts, 2 * self.guess, 8).rate
         if not prefill_rate:
             return None
@@ -211,14 +211,14 @@ class Search:
 
     def quick(self, run: Run) -> Found:
         """A search with fewer requests, to choose by."""
-        return self.of(run, _first(self.mix, self.count(run, _QUICK)), points=8)
+        return self.of(run, self.mix.first(self.count(run, _QUICK)), points=8)
 
     def of(self, run: Run, mix: Mix | None = None, guess: float | None = None, points: int = 12) -> Found:
         """The search of one setting."""
         from capplan.capacity.simulator.loop import simulate
         from capplan.capacity.simulator.slo import highest_rate
 
-        requests, tried = _first(self.mix, self.count(run)) if mix is None else mix, 0
+        requests, tried = self.mix.first(self.count(run)) if mix is None else mix, 0
 
         def count(_: Point) -> None:
             nonlocal tried
@@ -248,7 +248,7 @@ class Search:
         from capplan.capacity.simulator.loop import simulate
         from capplan.capacity.simulator.slo import Point, verdict
 
-        mix = _first(self.mix, self.count(found.run))
+        mix = self.mix.first(self.count(found.run))
         for step in CURVE:
             rate = step * found.rate
             if not any(abs(point.rate / rate - 1) < 0.06 for point in found.points):
@@ -282,7 +282,3 @@ def limits(found: Found) -> tuple[str, ...]:
     """The bounds that break first above the rate that was found."""
     above = [point for point in found.points if point.rate > found.rate and not point.verdict.met]
     return above[0].verdict.broken if above else ()
-
-
-def _first(mix: Mix, count: int) -> Mix:
-    return type(mix)(mix.unit_times[:count], mix.isl[:count], mix.osl[:count])

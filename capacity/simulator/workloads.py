@@ -35,6 +35,7 @@ class Mix:
     isl: Ints
     osl: Ints
     blocks: tuple[tuple[int, ...], ...] | None = None  # prefix blocks of each prompt, where they are known
+    recorded: bool = False  # times are a trace's: any part of them is stretched to a mean of one a second
 
     def __len__(self) -> int:
         return len(self.isl)
@@ -54,16 +55,29 @@ class Mix:
         none = np.zeros(len(self))
         return Workload(none, self.isl, self.osl, self.blocks, concurrency, timeout)
 
+    def first(self, count: int) -> Mix:
+        """So many requests, the first. Of drawn arrivals they come as all do; of a trace's, at a mean of one a second."""
+        return self._part(np.arange(min(count, len(self))))
+
     def without(self, longest: int) -> tuple[Mix, int]:
-        """The requests of at most so many tokens, prompt and answer, and how many are left out."""
-        kept = self.isl + self.osl <= longest
-        left_out = int(len(kept) - kept.sum())
-        if not left_out:
-            return self, 0
-        blocks = None
-        if self.blocks is not None:
-            blocks = tuple(ids for ids, keep in zip(self.blocks, kept.tolist(), strict=True) if keep)
-        return Mix(self.unit_times[kept], self.isl[kept], self.osl[kept], blocks), left_out
+        """The requests of at most so many tokens, prompt and answer, and how many are left out.
+
+        The others come at a mean of one a second again.
+        """
+        kept = np.flatnonzero(self.isl + self.osl <= longest)
+        left_out = len(self) - len(kept)
+        return (self._part(kept, len(kept) / len(self)) if left_out else self), left_out
+
+    def _part(self, rows: Ints, share: float = 1.0) -> Mix:
+        """Some of the requests; share: of drawn ones, how many are kept of those that came."""
+        times = self.unit_times[rows]
+        if not self.recorded:
+            times = times * share
+        elif len(rows):
+            times = times - times[0]
+            times = times * ((len(rows) - 1) / times[-1] if times[-1] > 0 else 1.0)
+        blocks = None if self.blocks is None else tuple(self.blocks[i] for i in rows)
+        return Mix(times, self.isl[rows], self.osl[rows], blocks, self.recorded)
 
 
 def _stream(seed: int, of: int) -> np.random.Generator:
@@ -256,4 +270,4 @@ def replay(trace: Trace, count: int | None = None) -> Mix:
     many = min(len(trace), len(trace) if count is None else known_requests(count))
     blocks = trace.blocks[:many] if trace.blocks is not None else None
     times = trace.arrival[:many] * trace.rate_of(many)  # a trace's beginning may be calmer than all of it
-    return Mix(times, trace.isl[:many], trace.osl[:many], blocks)
+    return Mix(times, trace.isl[:many], trace.osl[:many], blocks, recorded=True)

@@ -132,6 +132,32 @@ def test_replay_keeps_the_clumps_and_takes_a_rate(data: Path) -> None:
     assert len(workloads.replay(trace, 100)) == 100
 
 
+def rate_of(times: Floats) -> float:
+    return float((len(times) - 1) / (times[-1] - times[0]))
+
+
+def test_a_part_of_a_trace_comes_at_the_rate_that_is_asked_for(tmp_path: Path) -> None:
+    """Its beginning is ten times as calm as its end, and every third request is long."""
+    calm, busy = np.arange(300) * 10.0, 3000.0 + np.arange(1, 701)
+    rows = [f"{t},{9000 if k % 3 == 0 else 100},10" for k, t in enumerate([*calm, *busy])]
+    (tmp_path / "t.csv").write_text("\n".join(["arrival_s,input_tokens,output_tokens", *rows]))
+    mix = workloads.replay(read_trace(tmp_path / "t.csv"))
+    few, (short, left_out) = mix.first(300), mix.without(5000)
+    assert (len(few), left_out, len(short)) == (300, 334, 666)
+    assert few.times(2.0)[0] == short.times(2.0)[0] == 0.0
+    for part in (mix, few, short, short.first(200)):
+        assert rate_of(part.times(2.0)) == pytest.approx(2.0)
+
+
+def test_what_is_left_of_drawn_requests_comes_at_the_rate_of_all() -> None:
+    isl = np.where(np.arange(MANY) % 4 == 0, 9000, 100)
+    mix = workloads.Mix(workloads.poisson(MANY, 1), isl, np.full(MANY, 10))
+    short, left_out = mix.without(5000)
+    assert left_out == MANY // 4
+    assert rate_of(short.times(2.0)) == pytest.approx(2.0, rel=0.01)
+    assert (mix.first(100).unit_times == mix.unit_times[:100]).all()  # a draw is not bent to its mean
+
+
 def test_open_and_closed_workloads_have_the_same_requests() -> None:
     mix = workloads.Mix(workloads.poisson(50, 1), *workloads.lognormal(50, 1, isl=800, osl=200))
     there, closed = mix.at(2.0, timeout=30), mix.closed(8)
