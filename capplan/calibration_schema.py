@@ -121,7 +121,9 @@ def schema() -> dict[str, Any]:
             **dict.fromkeys(("max_sm_mhz", "max_mem_mhz", "power_limit_w", "power_default_w"), _NUMBER),
             "pcie": {"type": ["object", "null"]},
             "fp8_flavour": {"enum": ["fn", "fnuz", None]},
-        }
+        },
+        gpus={"type": ["integer", "null"]},
+        nvlink=_or_null(_object({"links": {"type": "integer"}, "active": {"type": "integer"}})),
     )
     spec = _object(
         {

@@ -1,4 +1,4 @@
-"""Collectives of a rank, what each should leave, and how long they take."""
+"""Collectives of a rank, what each should leave, what NCCL would reject of them, and how long they take."""
 
 from __future__ import annotations
 
@@ -33,6 +33,41 @@ def collective(op: str, out: Tensor, given: Tensor) -> None:
         dist.all_to_all_single(out, given)
 
 
+def rejected(op: str, out: Tensor, given: Tensor, ranks: int) -> list[str]:
+    """What NCCL, or torch before it, would not take of a call, also where gloo takes it."""
+    large, small = (out, given) if op == "all_gather" else (given, out)
+    parts = 1 if op in ("all_reduce", "all_to_all") else ranks
+    wrong = [
+        f"{name} is not contiguous" for name, x in (("out", out), ("given", given)) if not x.is_contiguous()
+    ]
+    if out.dtype != given.dtype:
+        wrong.append(f"out is {out.dtype} and given {given.dtype}")
+    if large.numel() != parts * small.numel():
+        wrong.append(f"{large.numel():,} numbers are not {parts} times {small.numel():,}")
+    if op == "all_to_all" and len(given) % ranks:
+        wrong.append(f"{len(given):,} numbers can't be divided among {ranks} ranks")
+    if op != "all_reduce" and out.data_ptr() == given.data_ptr():
+        wrong.append("out and given are one")
+    return wrong
+
+
+def captured(call: Callable[[], object], calls: int = 1) -> Callable[[], object]:
+    """The replay of a CUDA graph of a collective, so many times after each other, as a decode step has them.
+
+    What watches over NCCL's work asks the device meanwhile, from a thread of its own: only this thread's calls may spoil
+    the capture.
+    """
+    import torch
+
+    call()  # the connections are made at the first call, and that can't be captured
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        for _ in range(calls):
+            call()
+    return graph.replay  # type: ignore[no-any-return]
+
+
 def numbers(rank: int, size: int, device: Device) -> Tensor:
     """What a rank brings [number], which every other can make as well: a block as long as a prime number, again and again,
     so that parts that change places are seen."""
@@ -59,27 +94,32 @@ def expected(op: str, rank: int, ranks: int, size: int, device: Device) -> Tenso
     return total if op == "all_reduce" else total.chunk(ranks)[rank]
 
 
-def times(call: Callable[[], object], size: int, device: Device) -> list[float]:
-    """Times of one call [second], the same number of calls on every rank."""
+def calls_of(size: int) -> int:
+    """How many calls are timed together: ten of a short one."""
+    return 10 if size < _SHORT else 1
+
+
+def times(
+    run: Callable[[], object], calls: int, device: Device, before: Callable[[], object] = lambda: None
+) -> list[float]:
+    """Times of one of the `calls` that run() makes [second], as often on every rank. before: what is not timed."""
     import torch
     import torch.distributed as dist
 
-    calls = 10 if size < _SHORT else 1
     taken = []
     for _ in range(_WARM + _SAMPLES):
+        before()
         dist.barrier()
         if device.is_gpu:
-            before, after = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            begun, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             torch.cuda.synchronize()
-            before.record()
-            for _ in range(calls):
-                call()
-            after.record()
+            begun.record()
+            run()
+            ended.record()
             torch.cuda.synchronize()
-            taken.append(before.elapsed_time(after) * 1e-3 / calls)
+            taken.append(begun.elapsed_time(ended) * 1e-3 / calls)
         else:
             start = time.perf_counter()
-            for _ in range(calls):
-                call()
+            run()
             taken.append((time.perf_counter() - start) / calls)
     return taken[_WARM:]

@@ -28,6 +28,7 @@ _ENVIRONMENT = (
     "OMP_NUM_THREADS",
 )
 _IDLE, _WAIT, _PATIENCE = 10, 5.0, 3  # per cent, s, times
+_NVLINKS = 18  # of one card, the most that NVML counts
 _OPTIONAL = ("flash_attn", "flashinfer-python", "vllm")
 
 
@@ -158,12 +159,36 @@ def facts(device: Device) -> dict[str, Any]:
         "power_default_w": None,
         "pcie": None,
         "numa_node": None,
+        "gpus": _count(device),
+        "nvlink": None,
         "fp8_flavour": device.fp8_flavour if device.is_gpu else None,
     }
     if device.kind == "cuda":
         with suppress(Exception):
             found |= _nvml(device)
     return found
+
+
+def _count(device: Device) -> int | None:
+    """GPUs of this machine that a process may use."""
+    if not device.is_gpu:
+        return None
+    import torch
+
+    return int(torch.cuda.device_count())
+
+
+def _nvlink(nv: Any, handle: Any) -> dict[str, int]:
+    """Links of NVLink that the card has, and those that are up. Raises where it has none."""
+    states = []
+    for number in range(_NVLINKS):
+        try:
+            states.append(int(nv.nvmlDeviceGetNvLinkState(handle, number)))
+        except Exception:
+            if not number:
+                raise
+            break
+    return {"links": len(states), "active": sum(states)}
 
 
 def _nvml(device: Device) -> dict[str, Any]:
@@ -189,6 +214,7 @@ def _nvml(device: Device) -> dict[str, Any]:
             "width_max": nv.nvmlDeviceGetMaxPcieLinkWidth(handle),
         },
         "numa_node": lambda: nv.nvmlDeviceGetNumaNodeId(handle),
+        "nvlink": lambda: _nvlink(nv, handle),
         "other_processes": lambda: len(
             [p for p in nv.nvmlDeviceGetComputeRunningProcesses(handle) if p.pid != os.getpid()]
         ),

@@ -196,7 +196,15 @@ def _constants(found: Deployed, one: Pass, work: Working) -> None:
         work.read("attention, start", of.attention_start_us * 1e-6, "second", shipped)
     if "attention_prefill" in kinds:
         work.read("attention of a prompt, share of the bf16 peak", of.prefill, "-", source_of("prefill"))
-    if found.plan.tp > 1:
+    for kind in ("allreduce", "alltoall") if chip.collectives else ():
+        ranks = found.plan.tp * (found.plan.dp if kind == "alltoall" else 1)
+        if (points := chip.collectives.get((kind, ranks))) and kind in kinds:
+            source = next(each.source for each in found.measured if each.name.startswith(f"{kind}.{ranks}."))
+            for size, time in (points[0], points[-1]):
+                work.read(
+                    f"{kind} of {ranks} ranks, {size:,.0f} byte", time, "second", f"calibration, {source}"
+                )
+    if found.plan.tp > 1 and ("allreduce", found.plan.tp) not in chip.collectives:
         fabric = chip.fabrics[chip.link]
         work.read(f"collectives, share of {chip.link}", fabric.share, "-", "kernels.toml, fabric")
         work.read("collectives, start", fabric.start_us * 1e-6, "second", "kernels.toml, fabric")

@@ -16,7 +16,7 @@ from capplan.capacity.questions.deployed import Deployed, deployed
 from capplan.capacity.questions.engine_fit import checked, servable
 from capplan.capacity.step_time.calibration import Calibration, calibrated, warnings_of
 from capplan.capacity.step_time.forward import Step
-from capplan.capacity.step_time.measured_kernels import kernel_constants, refuse, with_kernels
+from capplan.capacity.step_time.measured_kernels import kernel_constants, refuse, unmeasured, with_kernels
 from capplan.capacity.step_time.operations import least
 from capplan.capacity.step_time.passes import between as pass_range
 from capplan.capacity.step_time.passes import one_pass
@@ -358,6 +358,7 @@ def measured(found: Deployed, calibration: Calibration | None, work: Working) ->
         work.assume(
             f"{names} are from {calibration.name}, measured on {calibration.created}; ranges are as shipped"
         )
+        work.warn(*unmeasured(calibration, found.chip, found.plan))
         return replace(found, chip=with_kernels(found.chip, kernels), measured=tuple(kernels))
     work.assume(
         f"{', '.join(calibration.constants)} are from {calibration.name}, measured on {calibration.created}; ranges "

@@ -338,9 +338,11 @@ def _changes(card: Gpu, kernels: Sequence[KernelConstant], work: Working) -> lis
     if not apart:
         return []
     weights = "fp8" if card.dense_flops.get("fp8") else None
+    exchanged = [int(each.name.split(".")[1]) for each in kernels if each.points]
     try:
         spec = asked.as_model(MODEL)
-        found = perf.placed(spec, card, Deployment(quantization=weights), _CONTEXT, None, Working())
+        ranks = max(exchanged, default=None)  # else nothing would be exchanged
+        found = perf.placed(spec, card, Deployment(quantization=weights), _CONTEXT, ranks, Working())
     except CapplanError as error:
         work.warn(f"what the constants change is not known: {error}")
         return []

@@ -139,6 +139,8 @@ class Chip(NamedTuple):
     constants: Constants
     fabrics: Mapping[str, Fabric]
     assumptions: tuple[str, ...] = ()
+    # of this GPU and its like, where they were measured: sizes and times [byte, second] by operation and ranks
+    collectives: Mapping[tuple[str, int], tuple[tuple[float, float], ...]] = {}
 
 
 @cache

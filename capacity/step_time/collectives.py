@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import pairwise
+
 from capplan.capacity.step_time.chip import Chip, Fabric
-from capplan.capacity.step_time.operations import Number, Operation, least
+from capplan.capacity.step_time.operations import Number, Operation, greatest, least
 
 KINDS = ("allreduce", "all_gather", "reduce_scatter", "alltoall", "send_recv")
 _NODE = 8  # GPUs of a node, where no link joins more
@@ -26,7 +29,10 @@ def collective(operation: Operation, chip: Chip) -> tuple[Number, Number]:
         return _across(kind, message, ranks, node, chip)
     name, bandwidth = _inside(ranks, chip)
     fabric = chip.fabrics[name]
-    start, link = _flat(fabric, bandwidth, kind, message, ranks, chip.multicast and name == "nvlink")
+    if points := chip.collectives.get((kind, ranks)):
+        start, link = between(points, message)
+    else:
+        start, link = _flat(fabric, bandwidth, kind, message, ranks, chip.multicast and name == "nvlink")
     if variant == "eager":
         return start + fabric.eager_us * _US, link
     if kind != "allreduce" or variant == "nccl":
@@ -37,6 +43,23 @@ def collective(operation: Operation, chip: Chip) -> tuple[Number, Number]:
     direct = first + least(reading, first + 2 * reading / ranks)
     fastest = least(direct, start + link)
     return first, fastest - least(first, fastest)
+
+
+def between(points: Sequence[tuple[float, float]], message: Number) -> tuple[Number, Number]:
+    """Start, and what a message adds to it [second], by straight lines between measured sizes and times.
+
+    points: [(byte, second)], two or more, by size. Past the last one time grows as between the last two. No message is
+    taken to be faster than a smaller one.
+    """
+    start = most = points[0][1]
+    link = 0.0 * message
+    for (size, _), (larger, time) in pairwise(points):
+        inside = greatest(message - size, 0.0)
+        if larger < points[-1][0]:
+            inside = least(inside, larger - size)
+        link = link + inside * max(0.0, time - most) / (larger - size)
+        most = max(most, time)
+    return start, link
 
 
 def _inside(ranks: int, chip: Chip) -> tuple[str, float]:

@@ -1,5 +1,6 @@
 """The constants of kernels.toml that a calibration of the probes gives, for the GPU they were measured on.
 
+Collectives are those of as many ranks as were measured; of another number of ranks they stay as shipped, and that is said.
 Only leaves of `derived` are read. A share is what was reached over what the registry says, so that a pass is predicted
 with what the probes saw: no constant of another GPU of the generation is left in it where there is one of this.
 """
@@ -9,8 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
+from capplan.capacity.step_time import collectives
+from capplan.capacity.step_time.chip import data
+from capplan.capacity.step_time.forward import Layout, Step, operations
 from capplan.capacity.step_time.kernel_time import seconds
-from capplan.capacity.step_time.operations import Operation, attention_decode, attention_prefill
+from capplan.capacity.step_time.operations import Operation, attention_decode, attention_prefill, collective
 from capplan.errors import InputError
 
 if TYPE_CHECKING:
@@ -24,6 +28,18 @@ _HALVINGS = 30
 _MEMORY_NEAR = 0.04  # memory of the planned GPU and of the measured one may differ by so much
 _INNER = 8192
 _US = 1e-6
+# what the probes call a collective -> what kernels.toml does
+_COLLECTIVES = {
+    "all_reduce": "allreduce",
+    "all_gather": "all_gather",
+    "reduce_scatter": "reduce_scatter",
+    "all_to_all": "alltoall",
+}
+_MESSAGE = (
+    2**21
+)  # bytes at which a measured collective is laid beside the shipped: 128 tokens of 8,192 numbers
+_FAR = 2**30  # bytes that a line of two figures is drawn to
+_OF_LINKS = ("peer_share", "direct_share")  # of kernels.toml's fabrics: what moves with the rate of a copy
 
 
 class KernelConstant(NamedTuple):
@@ -37,6 +53,7 @@ class KernelConstant(NamedTuple):
     high: float
     count: int  # type: ignore[assignment]  # over tuple.count; rows that it is from
     source: str  # the leaf of `derived`
+    points: tuple[tuple[float, float], ...] = ()  # of a collective: sizes and times [byte, second]
 
     @property
     def apart(self) -> bool:
@@ -98,15 +115,112 @@ def kernel_constants(found: Calibration, chip: Chip) -> list[KernelConstant]:
     if start in leaves and leaves[start].count >= _FEWEST:
         # the shipped start has a part for each element of K, the measured one none: laid beside it at a usual K
         tell("start_us", of.start_us + 1e-3 * of.inner_ns * _INNER, start, _US, "us")
+    if links_apart(found, chip) is None:
+        told += _exchanged(chip, leaves)
+        told += _copied(chip, leaves)
     return told
+
+
+def links_apart(found: Calibration, chip: Chip) -> str | None:
+    """Why what a calibration says of links is not of the links that are planned with; None where it may be."""
+    nvlink = found.device.get("nvlink") or {}
+    if chip.link == "nvlink" and nvlink.get("active") == 0:
+        return (
+            f"{found.name}: none of its NVLinks was up; links and collectives of {chip.name} stay as shipped"
+        )
+    return None
+
+
+def unmeasured(found: Calibration, chip: Chip, plan: Layout) -> list[str]:
+    """What a user should know of the collectives of a plan that a calibration does not have."""
+    wanted = {
+        (operation.kind, operation.ranks)
+        for operation in operations(plan, Step(decode=1.0, context=1.0))
+        if operation.kind in _COLLECTIVES.values() and operation.ranks > 1
+    }
+    if not wanted:
+        return []
+    if (apart := links_apart(found, chip)) is not None:
+        return [apart]
+    ranks = {path.split(".")[2] for path in found.leaves if path.startswith("collectives.")}
+    if not ranks:
+        return [
+            f"{found.name} has no collectives: those of {_several(n for _, n in wanted)} ranks are as shipped"
+        ]
+    has = {(each.name.split(".")[0], int(each.name.split(".")[1])) for each in _exchanged(chip, found.leaves)}
+    lacking = sorted(wanted - has)
+    if not lacking:
+        return []
+    told = _several(f"{kind} of {n}" for kind, n in lacking)
+    return [
+        f"{found.name} has collectives of {_several(ranks)} ranks, and is planned with {told}: as shipped"
+    ]
+
+
+def _several(items: Iterable[object]) -> str:
+    return ", ".join(map(str, sorted(set(items), key=str)))
+
+
+def _exchanged(chip: Chip, leaves: Mapping[str, Constant]) -> Iterator[KernelConstant]:
+    """Collectives by ranks: the times by size, or, without them, a start and a bandwidth."""
+    for path, alpha in leaves.items():
+        first, *rest = path.split(".")
+        if (
+            first != "collectives"
+            or rest[0] not in _COLLECTIVES
+            or rest[2:] != ["alpha"]
+            or not rest[1].isdecimal()
+        ):
+            continue
+        start, ranks, kind = path.removesuffix(".alpha"), int(rest[1]), _COLLECTIVES[rest[0]]
+        at = {
+            float(name.rpartition(".")[2]): leaf
+            for name, leaf in leaves.items()
+            if name.startswith(f"{start}.at.") and name.rpartition(".")[2].isdecimal()
+        }
+        rate = leaves.get(f"{start}.algbw")
+        if len(at) < 2 and not (rate and rate.low):
+            continue
+        lines = []
+        for name, other in (("low", "high"), ("value", "value"), ("high", "low")):
+            if len(at) > 1:
+                lines.append(tuple((size, getattr(at[size], name)) for size in sorted(at)))
+            else:
+                begun = getattr(alpha, name)
+                lines.append(((0.0, begun), (float(_FAR), begun + _FAR / getattr(rate, other))))
+        low, value, high = (sum(collectives.between(line, float(_MESSAGE))) / _US for line in lines)
+        shipped = seconds(collective(kind, kind, float(_MESSAGE), ranks, variant="nccl"), chip) / _US
+        name = f"{kind}.{ranks}.{_MESSAGE // 2**20}MiB"
+        yield KernelConstant(name, "us", shipped, value, low, high, alpha.count, start, lines[1])
+
+
+def _copied(chip: Chip, leaves: Mapping[str, Constant]) -> Iterator[KernelConstant]:
+    """Shares of the link, as its slowest pair carries copies: what reads over it is slower by as much as they are."""
+    slowest = leaves.get("fabric.slowest")
+    if slowest is None:
+        return
+    pair = chip.link_bandwidth / (chip.domain - 1) if chip.mesh and chip.domain > 1 else chip.link_bandwidth
+    fabric = chip.fabrics[chip.link]
+    for name in _OF_LINKS:
+        shipped = getattr(fabric, name)
+        low, value, high = (
+            min(1.0, shipped * each / (data()["copy"]["peer"] * pair))
+            for each in (slowest.low, slowest.value, slowest.high)
+        )
+        yield KernelConstant(name, "1", shipped, value, low, high, slowest.count, "fabric.slowest")
 
 
 def with_kernels(chip: Chip, constants: Iterable[KernelConstant]) -> Chip:
     """A chip whose kernels are as they were measured."""
     changed: dict[str, object] = {}
+    fabric, exchanged = chip.fabrics[chip.link], dict(chip.collectives)
     for each in constants:
         name, _, path = each.name.partition(".")
-        if path:
+        if each.points:
+            exchanged[name, int(path.split(".")[0])] = each.points
+        elif name in _OF_LINKS:
+            fabric = fabric._replace(**{name: each.value})
+        elif path:
             held = changed.get(name) or getattr(chip.constants, name)
             changed[name] = {**held, path: each.value}  # type: ignore[dict-item]
         else:
@@ -115,7 +229,11 @@ def with_kernels(chip: Chip, constants: Iterable[KernelConstant]) -> Chip:
             changed["inner_ns"] = (
                 0.0  # what a product costs per element of K is in the start that was measured
             )
-    return chip._replace(constants=chip.constants._replace(**changed))  # type: ignore[arg-type]
+    return chip._replace(
+        constants=chip.constants._replace(**changed),  # type: ignore[arg-type]
+        fabrics={**chip.fabrics, chip.link: fabric},
+        collectives=exchanged,
+    )
 
 
 def _at_full_rate(reached: float, allowed: float) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from statistics import median
 from typing import Any
@@ -17,7 +17,7 @@ NAME = "collectives"
 TITLE = "all-reduce, all-gather, reduce-scatter and all-to-all between the ranks of this machine, by size"
 FORMULA = "t = alpha + bytes / algorithm bandwidth"
 WHAT = "what tensor and expert parallelism cost a layer; times and algorithm bandwidth, as NVLink SHARP makes busbw untrue"
-ORDER, VERSION = 42, 1
+ORDER, VERSION = 42, 2
 
 EXCHANGE = "capplan.probes.suite.collectives:exchange"  # what each rank runs
 _SIZES = {
@@ -30,33 +30,61 @@ _TOLD: dict[int, list[Any]] = {}  # by ranks: all operations are run in one star
 
 
 def exchange(rank: int, ranks: int, job: None, device: Device) -> dict[str, list[dict[str, Any]]]:
-    """One rank: every operation at every size, checked and then timed as often on each rank."""
-    told: dict[str, list[dict[str, Any]]] = {op: [] for op in ops.OPS}
+    """One rank: every operation at every size, checked and then timed as often on each rank; on GPUs in a graph too."""
+    told: dict[str, list[dict[str, Any]]] = {f"{op}.{mode}": [] for op in ops.OPS for mode in _modes(device)}
     for op in ops.OPS:
         for size in _SIZES["gpu" if device.is_gpu else "cpu"]:
             given = ops.numbers(rank, size // (ranks if op == "all_gather" else 1), device)
             wanted = ops.expected(op, rank, ranks, size, device)
             out = given.clone() if op == "all_reduce" else poisoned(tuple(wanted.shape), ops.DTYPE, device)
-            ops.collective(op, out, given)
-            bound = 0.0 if op in ("all_gather", "all_to_all") else _BOUND
-            found = rows_against(out.view(16, -1), wanted.view(16, -1), bound)
-            times = ops.times(partial(ops.collective, op, out, given), size, device)
-            told[op].append({"size": size, "numerics": list(found), "times": times})
+            wrong = ops.rejected(op, out, given, ranks)
+            call, calls = partial(ops.collective, op, out, given), ops.calls_of(size)
+
+            def anew(op: str = op, out: Any = out, given: Any = given) -> None:
+                """What an all-reduce works in would grow beyond all numbers; of the others nothing may be left over."""
+                out.copy_(given) if op == "all_reduce" else out.fill_(float("nan"))
+
+            def seen(
+                run: Callable[[], object], op: str = op, out: Any = out, wanted: Any = wanted
+            ) -> Numerics:
+                run()
+                bound = 0.0 if op in ("all_gather", "all_to_all") else _BOUND
+                return rows_against(out.view(16, -1), wanted.view(16, -1), bound)
+
+            for mode in _modes(device):
+                anew()
+                once = ops.captured(call) if mode == "graph" else call
+                anew()
+                found = seen(once)
+                if wrong:
+                    found = found._replace(ok=False, why=wrong[0])
+                several = ops.captured(call, calls) if mode == "graph" else partial(_repeat, call, calls)
+                times = ops.times(several, calls, device, anew)
+                told[f"{op}.{mode}"].append({"size": size, "numerics": list(found), "times": times})
     return told
 
 
-def cases(profile: str, device: Device) -> list[Case]:
-    if not device.is_gpu:
-        return [{"op": op, "ranks": 2, "dtype": ops.DTYPE} for op in ops.OPS]
-    import torch
+def _modes(device: Device) -> tuple[str, ...]:
+    return ("eager", "graph") if device.is_gpu else ("eager",)
 
-    counts = [n for n in (2, 4, 8) if n <= torch.cuda.device_count()]
-    if not counts:
-        raise Skipped("needs 2 GPUs")
+
+def _repeat(call: Callable[[], object], calls: int) -> None:
+    for _ in range(calls):
+        call()
+
+
+def cases(profile: str, device: Device) -> list[Case]:
+    counts = [2]
+    if device.is_gpu:
+        import torch
+
+        if not (counts := [n for n in (2, 4, 8) if n <= torch.cuda.device_count()]):
+            raise Skipped("needs 2 GPUs")
     return [
-        {"op": op, "ranks": n, "dtype": ops.DTYPE}
+        {"op": op, "ranks": n, "mode": mode, "dtype": ops.DTYPE}
         for n in (counts[-1:] if profile == "quick" else counts)
         for op in ops.OPS
+        for mode in _modes(device)
     ]
 
 
@@ -73,20 +101,26 @@ def measure(case: Case, device: Device) -> Measured:
     sizes = [size[0]["size"] for size in every]
     values = {f"time_s.{size}": median(times) for size, times in zip(sizes, slowest, strict=True)}
     backend = "nccl" if device.is_gpu else "gloo-loopback"
-    return Measured(slowest[-1], "eager", "uncertain", None, sizes[-1], ops.DTYPE, None, backend, values)
+    return Measured(slowest[-1], case["mode"], "uncertain", None, sizes[-1], ops.DTYPE, None, backend, values)
 
 
 def derive(rows: Sequence[Row]) -> Derived:
+    """The times by size of what runs in a graph, as decode steps do, and what one launched from Python starts with."""
     values: dict[str, Value] = {}
     predicted = []
+    in_graph = {(row["case"]["op"], row["case"]["ranks"]) for row in rows if row["case"]["mode"] == "graph"}
     for row in rows:
         table = {int(name.split(".")[1]): float(took) for name, took in row["values"].items()}
         found = fit.line(list(table), list(table.values()))
-        path = f"{NAME}.{row['case']['op']}.{row['case']['ranks']}"
-        off = [found(size) / took for size, took in table.items()]
+        predicted.append(found(row["work"]["bytes"]))
+        op, count, mode = row["case"]["op"], row["case"]["ranks"], row["case"]["mode"]
+        path, off = f"{NAME}.{op}.{count}", [found(size) / took for size, took in table.items()]
+        if mode == "eager" and (op, count) in in_graph:
+            values[f"{path}.eager"] = fit.value([min(table.values())], "s", [row])
+            continue
         values[f"{path}.alpha"] = fit.value([found.start * each for each in off], "s", [row], found.start)
         values[f"{path}.algbw"] = fit.value([found.rate / each for each in off], "byte/s", [row], found.rate)
-        predicted.append(found(row["work"]["bytes"]))
+        values |= {f"{path}.at.{size}": fit.value([took], "s", [row]) for size, took in table.items()}
     return Derived(values, predicted)
 
 
@@ -95,4 +129,4 @@ def _told(case: Case, device: Device) -> list[list[dict[str, Any]]]:
     count = case["ranks"]
     if count not in _TOLD:
         _TOLD[count] = ranks.run(EXCHANGE, count, None, device, _SECONDS)
-    return [told[case["op"]] for told in _TOLD[count]]
+    return [told[f"{case['op']}.{case['mode']}"] for told in _TOLD[count]]

@@ -13,8 +13,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from capplan.probes import collective_ops, timing
 from capplan.probes import device as devices
-from capplan.probes import timing
 from capplan.probes.probe import Device
 from capplan.probes.telemetry import Telemetry
 
@@ -26,6 +26,7 @@ class Clock:
         self.now = 0.0
         self.captured: list[Callable[[], object]] | None = None
         self.replays = 0
+        self.modes: list[str] = []
 
     def call(self, took: float) -> Callable[[], None]:
         def run() -> None:
@@ -61,7 +62,8 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
                 call()
 
     @contextmanager
-    def capture(graph: Any) -> Iterator[None]:
+    def capture(graph: Any, capture_error_mode: str = "global") -> Iterator[None]:
+        made.modes.append(capture_error_mode)
         made.captured = graph.calls = []
         yield
         made.captured = None
@@ -105,6 +107,41 @@ def test_a_call_that_may_not_be_captured_is_not(clock: Clock, device: Callable[.
     assert clock.replays == 0
 
 
+def test_a_collective_is_captured_after_it_ran_once(clock: Clock) -> None:
+    """Connections are made at the first call; other threads may ask the device while it is captured."""
+    run = collective_ops.captured(clock.call(10e-6), 10)
+    assert clock.now == pytest.approx(10e-6)
+    assert clock.modes == ["thread_local"]
+    run()
+    assert clock.now == pytest.approx(110e-6)
+
+
+def test_each_sample_of_a_collective_begins_anew(
+    clock: Clock, device: Callable[..., Device], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.distributed.barrier", lambda: None)
+    began: list[float] = []
+    run = clock.call(30e-6)
+    found = collective_ops.times(run, 10, device("h200-sxm"), lambda: began.append(clock.now))
+    assert found == pytest.approx([3e-6] * 20)
+    assert len(began) == 25
+
+
+def test_what_nccl_rejects_of_a_collective() -> None:
+    made = torch.ones(64)
+    assert collective_ops.rejected("all_to_all", made.clone(), made, 8) == []
+    assert collective_ops.rejected("all_reduce", made, made, 8) == []
+    assert collective_ops.rejected("all_gather", torch.ones(512), made, 8) == []
+    for op, out, given, ranks, why in (
+        ("all_to_all", torch.ones(60), torch.ones(60), 8, "60 numbers can't be divided among 8 ranks"),
+        ("all_to_all", made, made, 8, "out and given are one"),
+        ("all_reduce", torch.ones(8, 16).t(), torch.ones(128), 2, "out is not contiguous"),
+        ("reduce_scatter", torch.ones(8), torch.ones(60), 8, "60 numbers are not 8 times 8"),
+        ("all_gather", torch.ones(512).bfloat16(), made, 8, "out is torch.bfloat16 and given torch.float32"),
+    ):
+        assert why in collective_ops.rejected(op, out, given, ranks)
+
+
 def test_buffers_are_five_times_what_the_device_caches(device: Callable[..., Device]) -> None:
     """300 MiB on an H200, whose L2 is 60; nothing is rotated that is larger by itself."""
     h200 = device("h200-sxm")
@@ -141,6 +178,7 @@ class Nvml:
             "nvmlDeviceGetMaxPcieLinkGeneration": 5,
             "nvmlDeviceGetMaxPcieLinkWidth": 16,
             "nvmlDeviceGetCurrentClocksEventReasons": 0x4 | 0x20,
+            "nvmlDeviceGetNvLinkState": 1,
             "nvmlDeviceGetUtilizationRates": SimpleNamespace(gpu=self.busy),
         }
         if name == "nvmlDeviceGetHandleByUUID":
@@ -173,6 +211,7 @@ def test_the_handle_is_that_of_the_device_of_cuda(nvml: Nvml, device: Callable[.
     assert told["pcie"] == {"gen": 5, "width": 8, "gen_max": 5, "width_max": 16}
     assert (told["power_limit_w"], told["power_default_w"]) == (600.0, 700.0)
     assert told["numa_node"] is None  # not told, and no error
+    assert told["nvlink"] == {"links": 18, "active": 18}
     assert (told["sku_guess"], told["sku_match"]) == ("h200-sxm", "exact")
 
 

@@ -19,7 +19,7 @@ from capplan.capacity.step_time.calibration import Calibration, read_calibration
 from capplan.capacity.step_time.chip import chip_of
 from capplan.capacity.step_time.kernel_time import seconds
 from capplan.capacity.step_time.measured_kernels import kernel_constants, with_kernels
-from capplan.capacity.step_time.operations import attention_decode, attention_prefill, gemm
+from capplan.capacity.step_time.operations import attention_decode, attention_prefill, collective, gemm
 from capplan.errors import DataFileError, InputError
 from capplan.hardware.registry import gpu
 from capplan.probes.fit import line
@@ -212,6 +212,140 @@ def test_prefill_takes_what_the_engines_kernel_took(file: Callable[..., Path]) -
     )
     time = float(seconds(call, with_kernels(chip, found)))
     assert time == pytest.approx(12e-6 + call.flops / rate, rel=0.01)
+
+
+def with_links(
+    made: dict[str, Any], ranks: tuple[int, ...], time: Callable[[float], float], copies: float = 396e9
+) -> None:
+    """Collectives of so many ranks whose times are planted, and copies between GPUs."""
+    like = made["derived"]["hbm"]["t0"]
+
+    def leaf(value: float, unit: str) -> dict[str, Any]:
+        return {**like, "value": value, "lo": 0.99 * value, "hi": 1.01 * value, "unit": unit}
+
+    sizes = [2**n for n in range(9, 30, 2)]
+    for op in ("all_reduce", "all_gather"):
+        for n in ranks:
+            told = {"alpha": leaf(time(512), "s"), "algbw": leaf(2**29 / time(2**29), "byte/s")}
+            told["at"] = {str(size): leaf(time(size), "s") for size in sizes}
+            made["derived"].setdefault("collectives", {}).setdefault(op, {})[str(n)] = told
+    made["derived"]["fabric"] = {"slowest": leaf(copies, "byte/s")}
+
+
+def planted(message: float) -> float:
+    """Neither a line nor what is shipped: slower in the middle, as ring algorithms are."""
+    return 30e-6 + 60e-6 * message / (message + 4e6) + message / 150e9
+
+
+def test_a_measured_collective_takes_what_it_took(file: Callable[..., Path]) -> None:
+    path = file(change=lambda made: with_links(made, (2, 8), planted))
+    shipped = chip_of(gpu("h200-sxm"))
+    chip = with_kernels(shipped, kernel_constants(read_calibration(path), shipped))
+    for size in (2.0**9, 2.0**19, 2.0**21, 2.0**25, 2.0**29):
+        made = collective("x", "allreduce", size, 8, variant="nccl")
+        assert float(seconds(made, chip)) == pytest.approx(planted(size), rel=1e-6)
+        assert float(seconds(made, shipped)) != pytest.approx(planted(size), rel=0.05)
+    between = collective("x", "allreduce", 2.0**20, 8, variant="nccl")
+    assert float(seconds(between, chip)) == pytest.approx(planted(2.0**20), rel=0.03)
+    four = collective("x", "allreduce", 2.0**21, 4, variant="nccl")  # not measured
+    assert float(seconds(four, chip)) == float(seconds(four, shipped))
+
+
+def test_times_of_a_batch_of_messages_are_those_of_each(file: Callable[..., Path]) -> None:
+    import numpy
+
+    path = file(change=lambda made: with_links(made, (8,), planted))
+    shipped = chip_of(gpu("h200-sxm"))
+    chip = with_kernels(shipped, kernel_constants(read_calibration(path), shipped))
+    sizes = [1e2, 1e4, 3e6, 5e8, 4e9]
+    for variant in ("", "nccl"):
+        together = seconds(collective("x", "allreduce", numpy.array(sizes), 8, variant=variant), chip)
+        alone = [
+            float(seconds(collective("x", "allreduce", size, 8, variant=variant), chip)) for size in sizes
+        ]
+        assert list(together) == pytest.approx(alone)
+        assert alone == sorted(alone)
+
+
+def test_a_start_and_a_bandwidth_alone_are_planned_with(file: Callable[..., Path]) -> None:
+    def change(made: dict[str, Any]) -> None:
+        with_links(made, (8,), lambda size: 20e-6 + size / 100e9)
+        del made["derived"]["collectives"]["all_reduce"]["8"]["at"]
+
+    shipped = chip_of(gpu("h200-sxm"))
+    chip = with_kernels(shipped, kernel_constants(read_calibration(file(change=change)), shipped))
+    for size in (2.0**16, 2.0**28, 2.0**33):
+        time = float(seconds(collective("x", "allreduce", size, 8, variant="nccl"), chip))
+        assert time == pytest.approx(20e-6 + size / 100e9, rel=0.02)
+
+
+def test_slow_links_slow_what_reads_over_them(file: Callable[..., Path]) -> None:
+    """Half of the rate of a copy: half of that of an engine's own all-reduce, and of what stages hand on."""
+    found = constants(file(change=lambda made: with_links(made, (8,), planted, 198e9)))
+    fabric = chip_of(gpu("h200-sxm")).fabrics["nvlink"]
+    assert found["peer_share"] == pytest.approx(fabric.peer_share / 2, rel=0.01)
+    assert found["direct_share"] == pytest.approx(fabric.direct_share / 2, rel=0.01)
+
+
+@pytest.mark.parametrize("command", ["perf", "decode", "prefill", "ops"])
+def test_collectives_change_the_plan_of_several_ranks_alone(
+    command: str, file: Callable[..., Path], run: Run
+) -> None:
+    rest = {"perf": ("--concurrency", "8"), "prefill": ("--context", "2000")}.get(command, ("--batch", "8"))
+    slow = str(file(change=lambda made: with_links(made, (2,), lambda size: 10 * planted(size))))
+    fast = str(file())
+
+    def answer(path: str, tp: str) -> tuple[dict[str, Any], float]:
+        line = (command, "llama-3.1-8b", "--gpu", "h200", "--tp", tp, *rest, "--calibration", path, "--json")
+        code, out, err = run(*line)
+        assert (code, err) == (0, "")
+        found = json.loads(out)
+        row = found["result"]["at"][0] if "at" in found["result"] else found["result"]
+        return found, next(row[key] for key in ("tpot_s", "time_s", "total_s", "ttft_s") if key in row)
+
+    told, time = answer(slow, "2")
+    assert any("allreduce.2.2MiB" in text and "are from" in text for text in told["assumptions"])
+    assert time > answer(fast, "2")[1]
+    assert "has no collectives: those of 2 ranks are as shipped" in str(answer(fast, "2")[0]["warnings"])
+    assert answer(slow, "1")[1] == pytest.approx(answer(fast, "1")[1])
+
+
+def test_another_number_of_ranks_or_another_link_is_said(file: Callable[..., Path]) -> None:
+    def plan(tp: int, **facts: Any) -> list[str]:
+        path = file(change=lambda made: with_links(made, (2, 8), planted), **facts)
+        found = decode("llama-3.1-8b", "h200", batches=1, tp=tp, calibration=read_calibration(path))
+        return [text for text in found.warnings if "ranks" in text or "NVLink" in text]
+
+    assert plan(8) == []
+    (four,) = plan(4)
+    assert (
+        "has collectives of 2, 8 ranks, and is planned with all_gather of 4, allreduce of 4: as shipped"
+        in four
+    )
+    (down,) = plan(8, nvlink={"links": 18, "active": 0})
+    assert "none of its NVLinks was up; links and collectives of h200-sxm stay as shipped" in down
+    assert plan(8, nvlink={"links": 18, "active": 18}) == []
+    path = file(change=lambda made: with_links(made, (8,), planted), nvlink={"links": 18, "active": 0})
+    assert not {"peer_share", "allreduce.8.2MiB"} & set(constants(path))
+
+
+def test_where_a_collective_is_from_is_shown(file: Callable[..., Path], run: Run) -> None:
+    path = str(file(change=lambda made: with_links(made, (2,), planted)))
+    line = ("--gpu", "h200", "--tp", "2", "--calibration", path)
+    code, out, _ = run("decode", "llama-3.1-8b", *line, "--batch", "8", "--explain")
+    assert code == 0
+    assert "calibration, collectives.all_reduce.2" in out
+    code, out, _ = run("perf", "llama-3.1-8b", *line, "--concurrency", "8")
+    assert "kernels.allreduce.2.2MiB" in out
+
+
+def test_report_says_what_slow_collectives_change(file: Callable[..., Path]) -> None:
+    found = probe_report(file(change=lambda made: with_links(made, (8,), lambda size: 10 * planted(size))))
+    (one,) = (each for each in found.kernels if each["name"] == "allreduce.8.2MiB")
+    assert one["apart"]
+    changed = {(each["because"], each["pass"]): each["change"] for each in found.changes}
+    assert changed["allreduce.8.2MiB", "prefill"] > 0.1
+    assert any("on 8 x h200-sxm" in text for text in found.assumptions)
 
 
 # --- report and validate --------------------------------------------------------------------------------------

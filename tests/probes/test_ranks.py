@@ -151,13 +151,18 @@ def test_collectives_are_timed_by_size(
 def test_the_start_and_the_bandwidth_of_a_collective_are_found() -> None:
     alpha, bandwidth = 16e-6, 200e9
     table = {f"time_s.{size}": alpha + size / bandwidth for size in (512, 2**16, 2**22, 2**29)}
-    case = {"op": "all_reduce", "ranks": 8, "dtype": "bf16"}
-    values, predicted = collectives.derive(
-        [{"id": 3, "case": case, "values": table, "work": {"bytes": 2**29}}]
-    )
+    case = {"op": "all_reduce", "ranks": 8, "mode": "graph", "dtype": "bf16"}
+    slow = {name: 20e-6 + took for name, took in table.items()}
+    rows = [
+        {"id": 3, "case": case, "values": table, "work": {"bytes": 2**29}},
+        {"id": 4, "case": case | {"mode": "eager"}, "values": slow, "work": {"bytes": 2**29}},
+    ]
+    values, predicted = collectives.derive(rows)
+    assert values["collectives.all_reduce.8.eager"].value == pytest.approx(20e-6 + alpha, rel=0.01)
+    assert values["collectives.all_reduce.8.at.65536"].value == pytest.approx(alpha + 2**16 / bandwidth)
     assert values["collectives.all_reduce.8.alpha"].value == pytest.approx(alpha, rel=0.01)
     assert values["collectives.all_reduce.8.algbw"].value == pytest.approx(bandwidth, rel=0.01)
-    assert predicted == pytest.approx([table["time_s.536870912"]])
+    assert predicted == pytest.approx([table["time_s.536870912"], slow["time_s.536870912"]])
 
 
 # ---------------------------------------------------------------- copies between GPUs
