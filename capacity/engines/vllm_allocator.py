@@ -15,6 +15,7 @@ from capplan.capacity.engines.vllm_groups import (
     KVCacheGroup,
     RefusedError,
     bytes_per_block,
+    in_tuples,
     kv_cache_groups,
     needed_per_block,
 )
@@ -173,7 +174,7 @@ def _blocks_per_request(
 ) -> int:
     """Blocks of the longest request, in all groups."""
     counts = [group.blocks(max_model_len, in_flight) for group in groups]
-    if held.mixed != "tuples":
+    if not in_tuples(groups, held):
         return sum(counts)
     pages = sum(count * group.page_size_bytes for count, group in zip(counts, groups, strict=True))
     return ceil(pages / groups[0].page_size_bytes)  # counted in blocks of the first

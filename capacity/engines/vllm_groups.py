@@ -58,6 +58,8 @@ def kv_cache_groups(specs: Sequence[KVCacheSpec], rules: Rules, *, hybrid: bool)
         if rules.mixed == "none":
             raise RefusedError("other: this version does not know compressed attention")
         return _tuples(specs) if rules.mixed == "tuples" else _packed(specs)
+    if any(spec.kind == "ring" for spec in specs):
+        return _beside_an_index(specs)
     return _divided(_equal_pages(specs, rules), rules)
 
 
@@ -135,12 +137,28 @@ def _divided(specs: Sequence[KVCacheSpec], rules: Rules) -> list[KVCacheGroup]:
     return groups
 
 
+def _beside_an_index(specs: Sequence[KVCacheSpec]) -> list[KVCacheGroup]:
+    """Qwen4-Exp: attention with its pooled keys packed beside it in a block; states and rings in groups of as many
+    layers as attend."""
+    growing = [spec for spec in specs if spec.kind in ("full", "mla")]
+    size = max(1, sum(spec.kind == "full" for spec in growing))
+    groups = [KVCacheGroup(tuple(growing), uniform=True)]
+    kinds: dict[KVCacheSpec, list[KVCacheSpec]] = {}
+    for spec in specs:
+        if spec.kind not in ("full", "mla"):
+            kinds.setdefault(spec, []).append(spec)
+    for layers in kinds.values():
+        count = ceil(len(layers) / size)
+        groups += [KVCacheGroup(tuple(layers[i::count])) for i in range(count)]
+    return groups
+
+
 # --- what a block costs ---------------------------------------------------------------------------------------
 
 
 def bytes_per_block(groups: Sequence[KVCacheGroup], rules: Rules) -> int:
     """What one more block costs in the pool: groups lie over each other, so the widest decides."""
-    if not _in_tuples(groups, rules):
+    if not in_tuples(groups, rules):
         return max(sum(spec.page_size_bytes for spec in group.specs) for group in groups)
     places: Counter[int] = Counter()  # by page size; a layer of every group may lie in one
     for group in groups:
@@ -150,14 +168,15 @@ def bytes_per_block(groups: Sequence[KVCacheGroup], rules: Rules) -> int:
 
 def needed_per_block(groups: Sequence[KVCacheGroup], rules: Rules) -> int:
     """What a block of a request counts for when vLLM checks that one fits."""
-    if not _in_tuples(groups, rules):
+    if not in_tuples(groups, rules):
         return bytes_per_block(groups, rules)
     pattern = {spec.page_size_bytes for spec in groups[0].specs}
     return sum(pattern) * max(_repeats(group.specs) for group in groups)
 
 
-def _in_tuples(groups: Sequence[KVCacheGroup], rules: Rules) -> bool:
-    return rules.mixed == "tuples" and len(groups) > 1 and groups[0].uniform
+def in_tuples(groups: Sequence[KVCacheGroup], rules: Rules) -> bool:
+    mixed = rules.mixed == "tuples" and len(groups) > 1 and groups[0].uniform
+    return mixed and not any(group.kind == "ring" for group in groups)
 
 
 # --- layers of several page sizes: DeepSeek V4 ----------------------------------------------------------------

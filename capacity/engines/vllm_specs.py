@@ -32,7 +32,7 @@ _COMPRESSED_PAGE, _WINDOW_BLOCK, _COMPRESSOR_BLOCKS = 576, 64, {4: 4, 128: 8}
 class KVCacheSpec(NamedTuple):
     """The cache of one layer."""
 
-    kind: str  # full | sliding | chunked | mla | sliding_mla | mamba
+    kind: str  # full | sliding | chunked | mla | sliding_mla | mamba | ring
     block_size: int  # tokens of a block
     page_size_bytes: int  # a block, as it lies in memory
     shape: tuple[int | str, ...]  # what else must be equal for layers to share a group
@@ -47,6 +47,8 @@ class KVCacheSpec(NamedTuple):
         >>> KVCacheSpec("sliding", 16, 65536, (), window=1024).blocks(32768, in_flight=8192)
         577
         """
+        if self.kind == "ring":
+            return 1
         if self.kind == "mamba":
             return self.states + (ceil(max_model_len / self.block_size) - 1 if self.every_block else 0)
         if self.kind in ("sliding", "sliding_mla"):
@@ -82,7 +84,18 @@ def _specs_of(model: Model, layers: tuple[Layer, ...], settings: Settings, rules
             found += _latent_specs(model, part, settings, block)
         elif not part.shared:
             found.append(_attention_spec(model, part, settings, rules, block))
+            if part.index_dim:
+                found += _pooled_specs(part, settings, block)
     return found
+
+
+def _pooled_specs(part: Attention, settings: Settings, block: int) -> Iterator[KVCacheSpec]:
+    """Qwen4-Exp's index: a key for so many tokens, and a ring of those that are not pooled yet, each with its position
+    on three axes; in 16 bit whatever the cache is in. Source: vLLM, models/qwen4_exp/common/qsa_cache.py."""
+    every, row = part.index_every, 2 * part.index_dim
+    yield KVCacheSpec("mla", block, block // every * row, ("pooled", part.index_dim))
+    tokens = every * ceil((every + settings.num_speculative_tokens) / every)
+    yield KVCacheSpec("ring", tokens, tokens * (row + 3 * 8), ("ring", part.index_dim))
 
 
 def _written_ahead(spec: KVCacheSpec) -> KVCacheSpec:
@@ -100,7 +113,7 @@ def _checked(model: Model, settings: Settings) -> None:
     for part in attention_of(model):
         if isinstance(part, Attention) and part.cross:
             raise InputError(f"{model.id} has cross-attention, whose cache vLLM sizes by the encoder")
-        if isinstance(part, Attention) and part.index_dim:
+        if isinstance(part, Attention) and part.index_dim and part.index_every == 1:
             raise InputError(f"{model.id} has block-sparse attention with an index of its own kind")
         if isinstance(part, LatentAttention) and (part.window is not None or part.index_every > 1):
             raise InputError(f"{model.id} has windows or pooled keys of latents, in a layout of vLLM's own")

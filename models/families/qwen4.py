@@ -6,10 +6,10 @@ Defaults are those of the family's class in transformers.
 from __future__ import annotations
 
 from capplan.models.decoder import Decoder
-from capplan.models.families.linear import every_few, gated_attention, gated_experts, qwen_delta_net
+from capplan.models.families.linear import MTP, every_few, gated_attention, gated_experts, qwen_delta_net
 from capplan.models.families.states import FULL, INDEXED, LINEAR, convolution, kinds
 from capplan.models.fields import Fields
-from capplan.models.spec import Layer, State
+from capplan.models.spec import Attention, Layer, State, Weight
 
 MOST_TABLES = 4_096
 INDEXER = (
@@ -43,7 +43,21 @@ def qwen4_exp(f: Fields) -> Decoder:
     gated_experts(d, d.layers, (512, 10))
     d.embedding()
     d.head(tied=False)
+    _drafts(d, attention)
     return d
+
+
+def _drafts(d: Decoder, attention: Attention) -> None:
+    """A draft layer attends and routes like the others; its residual channels, 1% of it, are not on record."""
+    d.fields.ignore("mtp", "mtp_use_dedicated_embeddings")
+
+    def block() -> None:
+        gated_attention(d, d.layers)
+        if attention.index_dim:
+            _indexer(d, d.layers)
+        gated_experts(d, d.layers, (512, 10))
+
+    d.drafts(d.fields.maybe_zero(*MTP) or 0, (attention,), block)
 
 
 def _indexer(d: Decoder, layers: int) -> tuple[int, int]:
@@ -109,7 +123,8 @@ def _tables(d: Decoder, channels: int, listed: list[str]) -> None:
     for i in range(len(ids)):
         rows = sum(primes[i * heads : (i + 1) * heads])
         table = f"{d.layer}ple.ple_embedding.ngram_embedding.weight"
-        d.add(table, (-(-rows // whole) * whole, width // heads), "position")
+        shape = (-(-rows // whole) * whole, width // heads)
+        d.weights.append(Weight(table, shape, "lookup", experts=shape[0], chosen=heads))  # a row of each head
     wide, layers = channels * d.hidden, len(ids)
     d.linear("ple.key_proj", wide, width, "mlp", layers=layers)
     d.linear("ple.value_proj", d.hidden, width, "mlp", layers=layers)

@@ -93,9 +93,14 @@ def test_published_parameters(name: str, total: float, active: float | None) -> 
 
 
 def test_the_tables_of_n_grams() -> None:
-    """320,001,536 rows of 160 in the header of a published file."""
-    table = next(weight for weight in model("qwen3.8-flash-next").weights if weight.bucket == "position")
+    """320,001,536 rows of 160 in the header of a published file; a token reads 16 of them: 125B with 6B active."""
+    row = model("qwen3.8-flash-next")
+    table = next(weight for weight in row.weights if weight.bucket == "lookup")
     assert table.shape == (320_001_536, 160)
+    assert table.active == 16 * 160
+    vocabulary = row.parameters(("embedding", "head"))
+    assert (row.parameters_active - vocabulary) / 1e9 == pytest.approx(6.0, abs=0.05)
+    assert (row.parameters_total - table.parameters) // 10**9 == 125
 
 
 def test_muse_spark_without_its_vocabulary() -> None:
