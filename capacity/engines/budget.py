@@ -18,6 +18,7 @@ from capplan.capacity.engines.vllm_blocks import rank_heads
 from capplan.capacity.engines.vllm_memory import (
     activation_peak,
     graph_estimate,
+    hangs_on_flashinfer,
     kv_bytes_left,
     non_torch,
     sampler_assumed,
@@ -26,6 +27,7 @@ from capplan.capacity.engines.weights import RankWeights, quantized, rank_weight
 from capplan.errors import InputError
 from capplan.models.drafters import Drafter, drafter
 from capplan.models.spec import Attention, Model
+from capplan.units import gib
 
 _GRAPHS_TAKEN = (0, 21, 0)  # from here the estimate of the CUDA graphs comes out of the cache
 
@@ -82,8 +84,39 @@ def budget(
 ) -> Budget:
     """The memory of one rank; `weights_bytes` and the others replace a prediction by what was measured.
 
+    Where nobody says whether FlashInfer's package is there, and the engine does not start without it, that is the answer.
+
     Raises InputError where the model or the flags are not on record for the engine.
     """
+    known = {"weights_bytes": weights_bytes, "activation_bytes": activation_bytes, "kv_bytes": kv_bytes}
+    found = _budget(model, device, asked, **known)
+    if not hangs_on_flashinfer(device, found.deployment):
+        return found
+    told = sampler_assumed(model, found.deployment)
+    if found.starts:
+        without = _budget(model, device, replace(asked, flashinfer=False), **known)
+        if not without.starts:
+            found, told = without, [_needs_flashinfer(found, without)]
+    return replace(found, pool=found.pool._replace(assumptions=(*found.assumptions, *told)))
+
+
+def _needs_flashinfer(found: Budget, without: Budget) -> str:
+    version, more = without.deployment.version, gib(found.kv - without.kv)
+    return (
+        f"FlashInfer's package is missing, as the wheel of vllm {version} does not bring it: its sampler sorts; with it "
+        f"(vLLM's images have it) there are {more} more for the cache, and it starts"
+    )
+
+
+def _budget(
+    model: Model,
+    device: Device,
+    asked: Deployment,
+    *,
+    weights_bytes: float | None,
+    activation_bytes: float | None,
+    kv_bytes: float | None,
+) -> Budget:
     draft = drafter(asked.draft_model) if asked.draft_model else None
     if draft is not None:
         model, asked = _speculating(model, asked, draft)
@@ -117,7 +150,6 @@ def budget(
         left = kv_bytes
     if flags.kv_cache_memory_bytes is not None:
         left = float(flags.kv_cache_memory_bytes)
-    told += sampler_assumed(model, device, flags)
     here = model if len(counts) == 1 else model._replace(layers=model.layers[start : start + layers])
     pool = vllm_pool(here, device, flags, left)
     return Budget(

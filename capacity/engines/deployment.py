@@ -34,7 +34,7 @@ class Deployment:
     speculative_method: str | None = None  # mtp, eagle, eagle3, dflash, ngram, draft_model
     draft_model: str | None = None  # a drafter on record (models/drafters)
     num_speculative_tokens: int = 0
-    flashinfer: bool = True  # its package is there, as in vLLM's images
+    flashinfer: bool | None = None  # whether its package is there; None: not said
 
     @property
     def attention_replicas(self) -> int:

@@ -208,6 +208,8 @@ class _Reading:
             self.ready = True
         elif name in ("version", "gpu"):
             self.said[name] = text.decode("ascii", "replace").replace("_", " ").strip()
+        elif name == "flashinfer":
+            self.flags.setdefault(known.engine, {})[name] = text == b"Using"
         elif name in ("max_num_batched_tokens", "block_size", "gpu_memory_utilization"):
             value = log_flags.read(name, text.decode())
             if value is not None:

@@ -17,6 +17,9 @@ FORMS = (
     form("vllm", "0.6.6", b"LLM engine (v", b"LLM engine (v", rb"LLM engine \(v(?P<version>[^)\s]{1,40})\) with config", flags=True, opens=True),
     # config/scheduler.py
     form("vllm", "0.6.6", b"max_", b"prefill is enabled with", rb"max_num_batched_tokens=(?P<max_num_batched_tokens>\d{1,9})\."),
+    # v1/sample/ops/topk_topp_sampler.py
+    form("vllm", "0.9.2", b"FlashInfer", b"FlashInfer is not available", rb"FlashInfer is (?P<flashinfer>not available)"),
+    form("vllm", "0.9.2", b"FlashInfer", b"Using FlashInfer for top-p", rb"(?P<flashinfer>Using) FlashInfer"),
     # platforms/interface.py: hybrids whose block is raised
     form("vllm", "0.11.0", b"block", b"attention block size to ", rb"block size to (?P<block_size>\d{1,7}) tokens"),
     # worker/model_runner.py: "GB" is GiB

@@ -144,7 +144,7 @@ def _settings(model: Model, device: Device, flags: Deployment) -> Settings:
         num_speculative_tokens=flags.num_speculative_tokens,
         speculative_method=method,
         gpu=device.generation,
-        flashinfer=flags.flashinfer,
+        flashinfer=flags.flashinfer is not False,
     )
 
 

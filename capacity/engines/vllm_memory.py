@@ -154,17 +154,23 @@ def sorts(device: Device, flags: Deployment) -> bool:
     sampler = defaults(flags.version or NEWEST)["sampler"]
     if sampler == "kernel":
         return (flags.max_num_seqs or 0) < _SORTED_BELOW
-    return sampler == "sorts" or not flags.flashinfer or device.generation == "rocm"
+    return sampler == "sorts" or flags.flashinfer is False or device.generation == "rocm"
 
 
-def sampler_assumed(model: Model, device: Device, flags: Deployment) -> list[str]:
+def hangs_on_flashinfer(device: Device, flags: Deployment) -> bool:
+    """Whether the sampler is another where FlashInfer's package is missing, and nobody says whether it is there."""
+    unsaid = flags.engine == "vllm" and flags.flashinfer is None
+    return (
+        unsaid and defaults(flags.version or NEWEST)["sampler"] == "flashinfer" and not sorts(device, flags)
+    )
+
+
+def sampler_assumed(model: Model, flags: Deployment) -> list[str]:
     """What is taken for granted of FlashInfer's package, where it decides about the sampler."""
-    if defaults(flags.version or NEWEST)["sampler"] != "flashinfer" or sorts(device, flags):
-        return []
     entries = (flags.max_num_seqs or 0) * (model.vocab_size or 0)
     more = (constant("sampler_sorting_bytes") - _SAMPLER_BYTES) * entries
     without = f"without it the sampler of vllm {flags.version} sorts, in up to {gib(more)} more"
-    return [f"FlashInfer's package is there, as in vLLM's images; {without}"]
+    return [f"FlashInfer's package is there, as in vLLM's images (its wheel does not bring it); {without}"]
 
 
 def _sparse_workspace(model: Model, flags: Deployment) -> float:

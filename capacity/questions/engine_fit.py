@@ -345,6 +345,8 @@ def _candidates(model: Model, rank: Budget) -> Iterator[tuple[str, Deployment]]:
     flags = rank.deployment
     if flags.gpu_memory_utilization is not None and flags.gpu_memory_utilization < 0.95:
         yield "--gpu-memory-utilization 0.95", replace(flags, gpu_memory_utilization=0.95)
+    if flags.flashinfer is False:
+        yield "--flashinfer", replace(flags, flashinfer=True)
     blocks, seqs = rank.num_blocks, flags.max_num_seqs or 0
     if fewer := _power_below(min(seqs, blocks + 1) if blocks else seqs):
         yield f"--max-num-seqs {fewer}", replace(flags, max_num_seqs=fewer)

@@ -59,6 +59,15 @@ def command(
     enforce_eager: Annotated[
         bool | None, typer.Option("--enforce-eager", help="Capture no CUDA graphs.", show_default=False)
     ] = None,
+    flashinfer: Annotated[
+        bool | None,
+        typer.Option(
+            "--flashinfer/--no-flashinfer",
+            help="FlashInfer's package is there: vllm 0.9 to 0.11.0 sample by it, and their wheels do not bring it.",
+            show_default=False,
+            rich_help_panel=_GROUP,
+        ),
+    ] = None,
     spec_tokens: Annotated[
         int | None,
         _flag("--spec-tokens", "COUNT", "Tokens speculated at a time, by the model's draft layers."),
@@ -109,6 +118,7 @@ def command(
         "block_size": block_size,
         "gpu_memory_utilization": gpu_memory_utilization,
         "enforce_eager": enforce_eager,
+        "flashinfer": flashinfer,
         "num_speculative_tokens": spec_tokens,
         "draft_model": draft,
         **lengths,

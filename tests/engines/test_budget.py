@@ -10,6 +10,7 @@ from capplan.capacity.engines.budget import budget
 from capplan.capacity.engines.defaults import constant, version_on, with_defaults
 from capplan.capacity.engines.deployment import Deployment
 from capplan.capacity.engines.device import Device
+from capplan.capacity.questions.engine_fit import engine_fit
 from capplan.errors import InputError
 from capplan.models.registry import model
 
@@ -68,7 +69,31 @@ def test_what_a_sampler_would_take_without_flashinfer_is_said() -> None:
 
     assert "without it the sampler of vllm 0.10.1 sorts, in up to 2.874 GiB more" in said("0.10.1")
     assert "FlashInfer" not in said("0.10.1", flashinfer=False)
+    assert "FlashInfer" not in said("0.10.1", flashinfer=True)
     assert "FlashInfer" not in said("0.12.0")
+
+
+def test_a_start_that_hangs_on_flashinfer_is_none_until_it_is_said_to_be_there() -> None:
+    """vllm issues 27508 (1.71 GiB at 0.95) and 23278 (-2.14 GiB at 0.9): gpt-oss-120b on one H100, pip's wheel."""
+
+    def left(version: str, **flags: Any) -> tuple[bool, Any, bool]:
+        found = budget(model("gpt-oss-120b"), H100, vllm(version, **flags))
+        return found.starts, found.kv / GIB, any("with it" in said for said in found.assumptions)
+
+    small = {"gpu_memory_utilization": 0.95, "max_num_batched_tokens": 1024}
+    assert left("0.11.0", **small) == (False, pytest.approx(1.71, abs=0.2), True)
+    assert left("0.11.0", **small, flashinfer=False) == (False, pytest.approx(1.71, abs=0.2), False)
+    assert left("0.11.0", **small, flashinfer=True)[::2] == (True, False)
+    assert left("0.10.0", flashinfer=False) == (False, pytest.approx(-2.14, abs=0.2), False)
+    assert left("0.10.0") == (False, pytest.approx(2.37, abs=0.1), False)  # nor does it with the package
+    assert left("0.11.1", **small)[::2] == (False, False)  # it sorts in any case
+
+
+def test_what_would_start_is_to_add_flashinfer() -> None:
+    asked = {"gpu_memory_utilization": 0.95, "max_num_batched_tokens": 1024}
+    found = engine_fit("gpt-oss-120b", "h100-sxm", vllm("0.11.0", **asked))
+    assert found.changes[0]["flags"] == "--flashinfer"
+    assert found.changes[0]["kv_bytes"] / GIB == pytest.approx(6.38, abs=0.01)
 
 
 def test_a_small_card_with_few_sequences() -> None:

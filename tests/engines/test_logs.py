@@ -114,6 +114,23 @@ def test_what_is_measured_after_the_graphs() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("line", "there"),
+    [
+        (b"Using FlashInfer for top-p & top-k sampling.", True),
+        (b"FlashInfer is not available. Falling back to the PyTorch-native implementation of top-p", False),
+        (b"FlashInfer is available, but it is not enabled. Falling back to the PyTorch-native", None),
+    ],
+)
+def test_whether_flashinfer_is_there(line: bytes, there: bool | None) -> None:
+    start = (
+        b"INFO 08-20 18:04:08 [core.py:74] Initializing a V1 LLM engine (v0.10.1) with config: model='m'\n"
+    )
+    found = read_bytes(start + b"WARNING 08-20 18:04:08 [topk_topp_sampler.py:66] " + line + b"\n")
+    assert found.flags.get("flashinfer") is there
+    assert found.unread == 0
+
+
 def test_ranks_that_write_at_once() -> None:
     found = read_bytes(log("vllm-0.11.0-tp4"))
     assert sorted(each.rank for each in found.all("weights_bytes")) == ["TP0", "TP1", "TP2", "TP3"]
