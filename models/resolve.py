@@ -39,7 +39,8 @@ def resolve(name: str, quantization: str = "") -> Resolved:
     """
     published = _rules()["published"].get(name.strip().lower())
     if published is not None:
-        return Resolved(registry.model(published), method(name))
+        model = registry.model(published)
+        return Resolved(model, _of_its_own(model, method(name), name))
     words, quant = _plain(name)
     quant = quant or method(quantization)
     if not words:
@@ -51,12 +52,20 @@ def resolve(name: str, quantization: str = "") -> Resolved:
     model = model._replace(**_changed(model, same)) if same else model
     model, towers = with_tower(model)
     assumptions = (*assumptions, *towers)
+    quant = _of_its_own(model, quant, f"{name} {quantization}")
     if quant is not None and model.quantization is None and quant not in ("bf16", "fp16"):
         assumptions = (
             *assumptions,
             f"{quant} weights: every linear layer but the head, since the build's own list is not at hand",
         )
     return Resolved(model, quant, assumptions)
+
+
+def _of_its_own(model: Model, quant: str | None, said: str) -> str | None:
+    """The method, or None where words say no more than FP4 of a checkpoint that has its experts in MXFP4."""
+    own = model.quantization
+    plain = quant == "nvfp4" and "nvfp4" not in said.lower() and "modelopt" not in said.lower()
+    return None if plain and own and any(form.name == "mxfp4" for form in own.formats) else quant
 
 
 def with_tower(model: Model) -> tuple[Model, tuple[str, ...]]:

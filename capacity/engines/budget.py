@@ -26,7 +26,7 @@ from capplan.capacity.engines.vllm_memory import (
 from capplan.capacity.engines.weights import RankWeights, quantized, rank_weights, stage_layers
 from capplan.errors import InputError
 from capplan.models.drafters import Drafter, drafter
-from capplan.models.spec import Attention, Model
+from capplan.models.spec import Attention, CompressedAttention, Model
 from capplan.units import gib
 
 _GRAPHS_TAKEN = (0, 21, 0)  # from here the estimate of the CUDA graphs comes out of the cache
@@ -125,9 +125,14 @@ def _budget(
         flags = replace(flags, kv_cache_dtype="fp32")  # the cache has the model's dtype
     told: list[str] = []
     if flags.engine == "vllm":
+        if asked.version and asked.version != flags.version:
+            told.append(
+                f"vllm {asked.version} does not know {model.id}; {flags.version} is the first that does"
+            )
         _divides(model, flags.tensor_parallel_size)
         if flags.hybrid_block is not None:
-            flags, told = told_by_block(model, device, flags)
+            flags, block = told_by_block(model, device, flags)
+            told += block
     held = _rank_weights(quantized(model, flags.quantization), flags, device.generation == "rocm", draft)
     if flags.engine != "vllm":
         return _static(model, device, flags, held, weights_bytes, kv_bytes)
@@ -179,7 +184,7 @@ def _speculating(model: Model, asked: Deployment, draft: Drafter) -> tuple[Model
 def _caches(model: Model, start: int, layers: int) -> bool:
     """Whether any of the layers keeps a cache of its own."""
     parts = (part for layer in model.layers[start : start + layers] for part in layer)
-    return any(not getattr(part, "shared", False) for part in parts)
+    return any(isinstance(part, CompressedAttention) or not getattr(part, "shared", False) for part in parts)
 
 
 def _divides(model: Model, ranks: int) -> None:
@@ -194,10 +199,12 @@ def _divides(model: Model, ranks: int) -> None:
 
 def _rank_weights(stored: Model, flags: Deployment, rocm: bool, draft: Drafter | None) -> RankWeights:
     tp, dp, experts = flags.tensor_parallel_size, flags.data_parallel_size, flags.enable_expert_parallel
-    drafts = flags.num_speculative_tokens > 0 and flags.speculative_method == "mtp"
+    drafts = flags.num_speculative_tokens > 0 and flags.speculative_method in ("mtp", "dspark")
+    on_host = flags.engine == "vllm" if flags.tables_on_host is None else flags.tables_on_host
     if flags.attention_replicas > 1:
         attention = rank_weights(stored, tp=max(1, tp // dp), drafts=drafts).parts
-        parts = rank_weights(stored, tp=tp, expert_parallel=experts, drafts=drafts).parts
+        whole = rank_weights(stored, tp=tp, expert_parallel=experts, drafts=drafts, tables_on_host=on_host)
+        parts = dict(whole.parts)
         parts |= {name: attention[name] for name in ("attention", "absorbed") if name in attention}
         return RankWeights(parts, (sum(parts.values()),))
     if flags.engine == "tensorrt-llm" and not any(weight.bucket == "head" for weight in stored.weights):
@@ -213,6 +220,7 @@ def _rank_weights(stored: Model, flags: Deployment, rocm: bool, draft: Drafter |
         drafts=drafts,
         drafter=draft.model if draft else None,
         rocm=rocm,
+        tables_on_host=on_host,
     )
 
 

@@ -75,7 +75,7 @@ def with_defaults(model: Model, device: Device, asked: Deployment) -> Deployment
     length = asked.max_model_len or model.max_context
     if length is None:
         raise InputError(f"the context of {model.id} is not known; give max_model_len")
-    version = (asked.version or NEWEST) if asked.engine == "vllm" else (asked.version or "")
+    version = knowing(model, asked.version or NEWEST) if asked.engine == "vllm" else (asked.version or "")
     quant = None if asked.quantization is None else method(asked.quantization)
     filled = replace(asked, version=version, max_model_len=length, quantization=quant)
     if asked.engine == "sglang":
@@ -94,6 +94,12 @@ def with_defaults(model: Model, device: Device, asked: Deployment) -> Deployment
     if filled.gpu_memory_utilization is None:
         filled = replace(filled, gpu_memory_utilization=share)
     return filled
+
+
+def knowing(model: Model, version: str) -> str:
+    """The version of vLLM, or the first that knows the model's family where that is later."""
+    first = data()["known_since"].get(model.family)
+    return first if first and ordered(version) < ordered(first) else version
 
 
 def is_v0(version: str, device: Device) -> bool:

@@ -34,6 +34,7 @@ class Deployment:
     speculative_method: str | None = None  # mtp, eagle, eagle3, dflash, ngram, draft_model
     draft_model: str | None = None  # a drafter on record (models/drafters)
     num_speculative_tokens: int = 0
+    tables_on_host: bool | None = None  # tables of n-grams; None: in host memory under vLLM alone
     flashinfer: bool | None = None  # whether its package is there; None: not said
 
     @property

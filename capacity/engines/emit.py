@@ -10,6 +10,7 @@ import json
 import re
 import shlex
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
 from capplan.capacity.engines.deployment import Deployment
 from capplan.capacity.engines.vllm_rules import ordered
@@ -31,7 +32,8 @@ _SINCE = {
 _CONFIG_SINCE = "0.8.3"  # --speculative-config, in place of a flag for each part
 _BF16_CACHE_SINCE = "0.11.0"
 _QUANTIZES = ("fp8",)  # what vLLM and SGLang make of a 16-bit checkpoint as they load it
-_OWN_DRAFTS = ("mtp", "ngram")  # speculation without a draft model
+_OWN_DRAFTS = ("mtp", "dspark", "ngram")  # speculation without a draft model
+_OWN_METHOD = {"deepseek_v41": "dspark"}  # how engines call a family's own drafts, where that is not MTP
 
 
 def emit(deployment: Deployment, model: str, engine: str | None = None) -> str:
@@ -111,6 +113,7 @@ def _vllm(plan: Deployment, model: str, version: str | None) -> list[str]:
         ("--enforce-eager", plan.enforce_eager),
         ("--enable-prefix-caching", caching is True),
         ("--no-enable-prefix-caching", caching is False),
+        ("--engram-config", _engram(plan.tables_on_host)),
         *_vllm_drafts(plan, at),
     ]
     for flag, value in flags:
@@ -128,6 +131,10 @@ def _vllm_cache(dtype: str, at: tuple[int, ...] | None) -> str | None:
     if dtype in ("bf16", "bfloat16"):
         return "bfloat16" if at is None or at >= ordered(_BF16_CACHE_SINCE) else None
     return dtype
+
+
+def _engram(on_host: bool | None) -> str | None:
+    return None if on_host is None else f'{{"cpu_offload": {str(on_host).lower()}}}'
 
 
 def _vllm_drafts(plan: Deployment, at: tuple[int, ...] | None) -> list[_Flag]:
@@ -153,10 +160,19 @@ def _named_draft(plan: Deployment) -> Iterator[str]:
         yield _comment(f"{DRAFT_MODEL} stands for the draft model")
 
 
+def as_named(deployment: Deployment, family: str) -> Deployment:
+    """The deployment with its own draft layers called as engines call them in that family."""
+    own = _OWN_METHOD.get(family)
+    if own is None or deployment.speculative_method != "mtp":
+        return deployment
+    return replace(deployment, speculative_method=own)
+
+
 # --- SGLang ----------------------------------------------------------------------------------------------------
 
 _SGLANG_METHODS = {
     "mtp": "EAGLE",
+    "dspark": "DSPARK",
     "nextn": "EAGLE",
     "eagle": "EAGLE",
     "eagle3": "EAGLE3",
@@ -204,6 +220,8 @@ def _sglang_drafts(plan: Deployment) -> list[_Flag]:
     if method not in _SGLANG_METHODS:
         raise InputError(f"speculative method {method!r} has no counterpart in sglang")
     drafted: list[_Flag] = [("--speculative-algorithm", _SGLANG_METHODS[method])]
+    if method == "dspark":
+        return [*drafted, ("--speculative-dspark-block-size", count)]
     if method not in (*_OWN_DRAFTS, "nextn"):
         drafted.append(("--speculative-draft-model-path", DRAFT_MODEL))
     if method != "ngram":

@@ -16,7 +16,7 @@ from capplan.capacity.engines.vllm_allocator import Allocation, allocate, decodi
 from capplan.capacity.engines.vllm_blocks import attention_block, states_of
 from capplan.capacity.engines.vllm_rules import Settings, ordered, rules
 from capplan.errors import InputError
-from capplan.models.spec import Attention, LatentAttention, Model, Part
+from capplan.models.spec import Attention, CompressedAttention, LatentAttention, Model, Part
 
 OLDEST_ALLOCATOR = "0.11.2"  # the first whose blocks are on record
 _LATENT = (0, 7, 1)  # before, vLLM caches keys and values of latent attention in full
@@ -150,7 +150,7 @@ def _settings(model: Model, device: Device, flags: Deployment) -> Settings:
 
 def _drafted(model: Model, flags: Deployment) -> bool:
     """Whether draft layers on record speculate: the model's own, or a drafter's in their place."""
-    own = flags.speculative_method == "mtp" or flags.draft_model is not None
+    own = flags.speculative_method in ("mtp", "dspark") or flags.draft_model is not None
     return flags.num_speculative_tokens > 0 and own and model.drafts_cached
 
 
@@ -180,9 +180,11 @@ def _kept(model: Model, flags: Deployment) -> Cache:
     kv, ranks = _format(model, flags), flags.tensor_parallel_size
     ranks = max(1, ranks // flags.attention_replicas)
     if flags.engine == "sglang":
-        sparse = any(getattr(part, "index_dim", 0) for layer in model.layers for part in layer)
-        if sparse and flags.kv_cache_dtype == "auto" and model.dtype == "fp8":
-            kv = "fp8_ds_mla"  # its choice for DeepSeek V3.2
+        parts = [part for layer in model.layers for part in layer]
+        sparse = any(getattr(part, "index_dim", 0) for part in parts) and model.dtype == "fp8"
+        pooled = any(isinstance(part, CompressedAttention) for part in parts)
+        if (sparse or pooled) and flags.kv_cache_dtype == "auto":
+            kv = "fp8_ds_mla"  # its choice for DeepSeek V3.2 and V4
     return cache(model, kv, tp=ranks, drafts=_drafted(model, flags))
 
 
@@ -204,7 +206,7 @@ def _in_bytes(model: Model, flags: Deployment, left: float, assumed: tuple[str, 
 def token_pool(model: Model, flags: Deployment, left: float) -> Pool:
     """Tokens of a pool without groups: full attention whole, windows a share of its tokens, states beside them."""
     kept = _kept(model, flags)
-    window_share = float(data()["sglang"]["swa_full_tokens_ratio"]) if flags.engine == "sglang" else 1.0
+    window_share = _window_share(model) if flags.engine == "sglang" else 1.0
     windows = sum(s.layers * s.entry_bytes for s in kept.streams if s.most is not None and s.every)
     per_token = kept.slope + window_share * windows
     states = kept.fixed * (flags.max_num_seqs or 0)
@@ -216,3 +218,9 @@ def token_pool(model: Model, flags: Deployment, left: float) -> Pool:
         max_concurrency=tokens / (flags.max_model_len or 1),
         longest=None if tokens else 0,
     )
+
+
+def _window_share(model: Model) -> float:
+    """Tokens of SGLang's pool of windows for one of the pool of everything."""
+    found = data()["sglang"]
+    return float(found["swa_full_tokens_ratio_of"].get(model.family, found["swa_full_tokens_ratio"]))

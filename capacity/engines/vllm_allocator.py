@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import ceil
 
-from capplan.capacity.engines.vllm_blocks import attention_of, prefix_caching
+from capplan.capacity.engines.vllm_blocks import attention_of, pools_shared, prefix_caching
 from capplan.capacity.engines.vllm_groups import (
     KVCacheGroup,
     RefusedError,
@@ -144,12 +144,16 @@ def decoding(found: Allocation, tokens: int, held: Rules) -> float:
 
 
 def _known_format(model: Model, settings: Settings, held: Rules) -> None:
-    """DeepSeek V4 has one format, which a version may want named."""
+    """DeepSeek V4 has one format, which a version may want named; V4.1 one more, on sm100."""
     if not any(isinstance(part, CompressedAttention) for part in attention_of(model)):
         return
-    asked = settings.kv_cache_dtype
-    if asked not in ("auto", "fp8", "fp8_e4m3", "fp8_ds_mla"):
-        raise InputError(f"kv cache dtype {asked!r} is not one of {model.id}; auto or fp8 is accepted")
+    asked, accepted = settings.kv_cache_dtype, ["auto", "fp8", "fp8_e4m3", "fp8_ds_mla"]
+    if pools_shared(model) and settings.gpu == "sm100" and held.pooled_record == "nvfp4":
+        accepted.append("nvfp4_ds_mla")
+    if asked not in accepted:
+        raise InputError(
+            f"kv cache dtype {asked!r} is not one of {model.id}; accepted here: {', '.join(accepted)}"
+        )
     if asked == "auto" and not held.compressed_auto:
         raise RefusedError(NEEDS_FP8)
 

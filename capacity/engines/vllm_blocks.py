@@ -25,6 +25,11 @@ def sparse(model: Model) -> bool:
     return any(isinstance(part, LatentAttention) and part.index_dim for part in attention_of(model))
 
 
+def pools_shared(model: Model) -> bool:
+    """Whether few layers pool for all (DeepSeek V4.1)."""
+    return any(isinstance(part, CompressedAttention) and part.index_pooled for part in attention_of(model))
+
+
 def cache_format(model: Model, settings: Settings) -> str:
     """The cache's format by the names of capacity/precision.py."""
     asked = settings.kv_cache_dtype.strip().lower()
@@ -142,7 +147,7 @@ def _kernel_block(model: Model, settings: Settings, rules: Rules) -> int:
     attention = attention_of(model)
     fp8 = cache_format(model, settings) == "fp8"
     if any(isinstance(part, CompressedAttention) for part in attention):
-        return rules.kernel("compressed", settings.kernels)
+        return rules.kernel("compressed_shared" if pools_shared(model) else "compressed", settings.kernels)
     if sparse(model):
         return rules.kernel("sparse", settings.kernels)
     if any(isinstance(part, LatentAttention) for part in attention):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from math import ceil
+from math import ceil, lcm
 from typing import NamedTuple
 
 from capplan.capacity.engines.vllm_rules import Rules
@@ -159,7 +159,9 @@ def _beside_an_index(specs: Sequence[KVCacheSpec]) -> list[KVCacheGroup]:
 def bytes_per_block(groups: Sequence[KVCacheGroup], rules: Rules) -> int:
     """What one more block costs in the pool: groups lie over each other, so the widest decides."""
     if not in_tuples(groups, rules):
-        return max(sum(spec.page_size_bytes for spec in group.specs) for group in groups)
+        widest = max(sum(spec.page_size_bytes for spec in group.specs) for group in groups)
+        stride = lcm(*(spec.stride for group in groups for spec in group.specs))
+        return stride * ceil(widest / stride)
     places: Counter[int] = Counter()  # by page size; a layer of every group may lie in one
     for group in groups:
         places |= Counter(spec.page_size_bytes for spec in group.specs)
@@ -255,12 +257,26 @@ def _packed(specs: Sequence[KVCacheSpec]) -> list[KVCacheGroup]:
         for layers, even in zip(types, balanced, strict=True)
         if even and len(_by_page(layers)) > 1
     ]
-    if not mixed:
-        return [KVCacheGroup(tuple(layers), uniform=True) for layers in types]
-    size = _least_padding(
-        [_repeats(layers) for layers, even in zip(types, balanced, strict=True) if even], max(mixed)
+    alike = [_repeats(layers) for layers, even in zip(types, balanced, strict=True) if even]
+    size = _least_padding(alike, max(mixed)) if mixed else None
+    counts = [
+        ceil(_repeats(layers) / size) if even and size else 1
+        for layers, even in zip(types, balanced, strict=True)
+    ]
+    # rings, and windows where no pattern holds them together, fill blocks that the others need; they widen none
+    loose = ("ring",) if size else ("ring", "sliding_mla")
+    fills = [layers[0].kind in loose for layers in types]
+    block = max(
+        _widest(layers, len(layers) if fill else count)
+        for layers, count, fill in zip(types, counts, fills, strict=True)
     )
     groups = []
-    for layers, even in zip(types, balanced, strict=True):
-        groups += _split(layers, ceil(_repeats(layers) / size) if even else 1)
+    for layers, count, fill in zip(types, counts, fills, strict=True):
+        fitting = max(block // layers[0].page_size_bytes, 1)
+        groups += _split(layers, max(count, ceil(len(layers) / fitting)) if fill else count)
     return groups
+
+
+def _widest(layers: Sequence[KVCacheSpec], count: int) -> int:
+    """Bytes of a block of the widest of so many groups."""
+    return sum(ceil(len(same) / count) * page for page, same in _by_page(layers).items())

@@ -44,6 +44,7 @@ class Rules:
     nemotron_state: str
     nemotron_unnamed: list[str]
     compressed_auto: bool
+    pooled_record: str
     promoted_alike: bool
 
     def kernel(self, layer: str, gpu: str) -> int:
@@ -73,7 +74,8 @@ class Settings:
     @property
     def drafts(self) -> bool:
         """Whether draft layers are loaded, of the model's own or of a drafter."""
-        return self.num_speculative_tokens > 0 and self.speculative_method in ("mtp", "dflash", "eagle3")
+        with_layers = ("mtp", "dflash", "eagle3", "dspark")
+        return self.num_speculative_tokens > 0 and self.speculative_method in with_layers
 
     @property
     def kernels(self) -> str:

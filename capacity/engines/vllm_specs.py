@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from math import ceil
+from math import ceil, lcm
 from typing import NamedTuple
 
 from capplan.capacity import precision
@@ -13,6 +13,7 @@ from capplan.capacity.engines.vllm_blocks import (
     cache_format,
     checkpoint,
     every_block,
+    pools_shared,
     prefix_caching,
     rank_heads,
     sparse,
@@ -25,8 +26,10 @@ from capplan.models.spec import Attention, CompressedAttention, LatentAttention,
 
 LOCAL = ("sliding", "chunked", "sliding_mla")
 _FP8_DS_MLA = (512, 64)  # the one geometry that FlashMLA's sparse kernel packs in 656 bytes
-# DeepSeek V4: bytes that pages are multiples of, tokens of a block of raw vectors, and of a compressor's states
-_COMPRESSED_PAGE, _WINDOW_BLOCK, _COMPRESSOR_BLOCKS = 576, 64, {4: 4, 128: 8}
+_COMPRESSOR_BLOCKS = {
+    4: 4,
+    128: 8,
+}  # DeepSeek V4: tokens of a block of a compressor's states, by what it pools
 
 
 class KVCacheSpec(NamedTuple):
@@ -40,6 +43,7 @@ class KVCacheSpec(NamedTuple):
     chunked: bool = False
     states: int = 1  # of a recurrent layer: blocks that a request holds
     every_block: bool = False  # and one more for every block after the first
+    stride: int = 1  # bytes that a whole block of the pool is a multiple of
 
     def blocks(self, max_model_len: int, in_flight: int) -> int:
         """Blocks that the longest request holds at most, with so many tokens in flight.
@@ -79,7 +83,7 @@ def _specs_of(model: Model, layers: tuple[Layer, ...], settings: Settings, rules
         if isinstance(part, State):
             found.append(_state_spec(model, part, settings, rules, block, page))
         elif isinstance(part, CompressedAttention):
-            found += _compressed_specs(part, block)
+            found += _compressed_specs(part, settings, block, _records(model, settings, rules))
         elif isinstance(part, LatentAttention):
             found += _latent_specs(model, part, settings, block)
         elif not part.shared:
@@ -159,27 +163,62 @@ def _latent_specs(
         yield KVCacheSpec("mla", block, block * token, ("index", part.index_dim))
 
 
-def _compressed_specs(part: CompressedAttention, block: int) -> Iterator[KVCacheSpec]:
-    """DeepSeek V4: raw vectors in a window, pooled vectors, their index, and the compressors' states in fp32."""
+class _Records(NamedTuple):
+    """How DeepSeek V4's vectors lie in blocks [byte]."""
+
+    raw: int  # a vector of a window
+    pooled: int
+    page: int  # what pages are multiples of
+    tokens: int  # of a block of raw vectors
+    stride: int = 1
+
+
+def _records(model: Model, settings: Settings, rules: Rules) -> _Records:
+    """V4.1 on sm100 has its rotary elements in fp8 as well, and a scale for 32; pooled vectors may be in 4 bit."""
+    part = next(part for part in attention_of(model) if isinstance(part, CompressedAttention))
     row = int(precision.compressed_bytes("fp8_ds_mla", part.width, part.rope))
-    yield _paged("sliding_mla", _WINDOW_BLOCK, _WINDOW_BLOCK * row, part.width, part.window)
-    if not part.ratio:
+    if not pools_shared(model):
+        return _Records(row, row, page=576, tokens=64)
+    if settings.gpu != "sm100":
+        return _Records(row, row, page=576, tokens=32)
+    raw = part.width + part.width // 32
+    asked = settings.kv_cache_dtype
+    narrow = asked == "nvfp4_ds_mla" or (asked != "fp8_ds_mla" and rules.pooled_record == "nvfp4")
+    pooled = part.width // 2 + part.width // 16 if narrow else raw
+    stride = (
+        lcm(raw, pooled) if rules.pooled_record == "nvfp4" else 1
+    )  # the kernel reads blocks as whole records
+    return _Records(raw, pooled, page=512, tokens=32, stride=stride)
+
+
+def _compressed_specs(
+    part: CompressedAttention, settings: Settings, block: int, records: _Records
+) -> Iterator[KVCacheSpec]:
+    """DeepSeek V4: raw vectors in a window, pooled vectors, their index, and the compressors' states in fp32."""
+
+    def paged(kind: str, tokens: int, size: int, width: int, window: int | None = None) -> KVCacheSpec:
+        page = records.page * ceil(size / records.page)
+        return KVCacheSpec(kind, tokens, page, (width, size), window, stride=records.stride)
+
+    yield paged("sliding_mla", records.tokens, records.tokens * records.raw, part.width, part.window)
+    if not part.ratio or part.shared:
         return
     rows = block // part.ratio
-    yield _paged("mla", block, rows * row, part.width)
+    yield paged("mla", block, rows * records.pooled, part.width)
     if part.index_dim:
-        yield _paged("mla", block, rows * int(precision.index_bytes(part.index_dim)), part.index_dim)
+        yield paged("mla", block, rows * int(precision.index_bytes(part.index_dim)), part.index_dim)
+    if part.index_pooled:
+        if part.ratio > 1:
+            steps = settings.num_speculative_tokens + 2  # drafts, the token after them and the row before
+            tokens = max(8, 1 << (steps - 1).bit_length())
+            yield KVCacheSpec("ring", tokens, tokens * 2 * part.width * 4, (part.width,))
+        return
     both = 2 if part.overlap else 1
     tokens = _COMPRESSOR_BLOCKS.get(part.ratio, part.ratio)
     for width in (part.width, part.index_dim):
         if width:
             state = 2 * both * width * 4  # value and gate
-            yield _paged("sliding_mla", tokens, tokens * state, width, both * part.ratio)
-
-
-def _paged(kind: str, block: int, size: int, width: int, window: int | None = None) -> KVCacheSpec:
-    page = _COMPRESSED_PAGE * ceil(size / _COMPRESSED_PAGE)
-    return KVCacheSpec(kind, block, page, (width, size), window)
+            yield paged("sliding_mla", tokens, tokens * state, width, both * part.ratio)
 
 
 def promoted(spec: KVCacheSpec, block: int | None, *, alike: bool) -> KVCacheSpec:

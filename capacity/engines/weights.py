@@ -17,7 +17,7 @@ from capplan.capacity.checkpoint import matrix_bytes
 from capplan.capacity.formula import formula
 from capplan.errors import InputError
 from capplan.models.quantization import Format, Quantization, Rule
-from capplan.models.spec import Attention, LatentAttention, Model, State, Weight
+from capplan.models.spec import Attention, CompressedAttention, LatentAttention, Model, State, Weight
 from capplan.models.stored import Stored, stored
 
 VOCABULARY_PADDING = 64  # rows of the embedding and the head are a multiple of it
@@ -30,6 +30,7 @@ MXFP4_PADDING = (
 _WHOLE = (
     *("q_a_proj", "kv_a_proj_with_mqa", "wq_a", "wkv_a", "kv_proj", "fused_qkv_a_proj", "eh_proj", "fc"),
     *("shared_expert_gate", "g_a_proj", "f_a_proj", "compressor", "latent_down_proj", "latent_up_proj"),
+    *("engram", "main_proj"),
 )
 _KEYS = ("k_proj", "v_proj")
 _FUSED = ("qkv_proj", "query_key_value", "Wqkv", "c_attn", "W_pack", "wqkv")
@@ -110,7 +111,7 @@ def _left_alone(model: Model) -> tuple[str, ...]:
     return tuple(f"re:.*\\.\\d+\\.{re.escape(core)}" for core in cores)
 
 
-_P = TypeVar("_P", Attention, LatentAttention, State)
+_P = TypeVar("_P", Attention, LatentAttention, CompressedAttention, State)
 
 
 def _first(model: Model, kind: type[_P]) -> _P | None:
@@ -128,6 +129,7 @@ def rank_weights(
     drafts: bool = False,
     drafter: Model | None = None,
     rocm: bool = False,
+    tables_on_host: bool = False,
 ) -> RankWeights:
     """Weights of a rank.
 
@@ -135,13 +137,15 @@ def rank_weights(
     drafts: with the draft (MTP) layers, which are loaded under speculation, on the last stage.
     drafter: a draft model beside it, stored as it is itself, there too.
     rocm: padded for ROCm's kernels.
+    tables_on_host: without tables of n-grams, whose rows are read over the bus.
     """
     if not model.weights:
         total = model.parameters_total * precision.WEIGHTS[model.dtype]
         return RankWeights({"stated": total / tp / pp}, (total / tp / pp,))
     share = _Share(model, tp, dp, expert_parallel, MXFP4_PADDING[1 if rocm else 0])
-    layers = share.parts(weight for weight in model.weights if ".N" in weight.name)
-    once = share.parts(weight for weight in model.weights if ".N" not in weight.name)
+    kept = [weight for weight in model.weights if not (tables_on_host and _hashed(weight))]
+    layers = share.parts(weight for weight in kept if ".N" in weight.name)
+    once = share.parts(weight for weight in kept if ".N" not in weight.name)
     tower = sum(share.parts(model.tower_weights).values())
     draft = sum(share.parts(model.draft_weights).values()) if drafts else 0.0
     if drafter is not None:
@@ -167,6 +171,11 @@ def rank_weights(
         stages.append(parts)
     fullest = max(stages, key=lambda parts: sum(parts.values()))
     return RankWeights(fullest, tuple(sum(parts.values()) for parts in stages))
+
+
+def _hashed(weight: Weight) -> bool:
+    """Whether it is a table of n-grams, of which a token reads a few rows."""
+    return weight.bucket == "lookup" and 1 < weight.chosen < weight.experts
 
 
 def _in_stage(model: Model, bucket: str, here: range) -> float:
@@ -327,5 +336,7 @@ def _rope(model: Model) -> float:
     positions = (model.max_context or 0) * _STRETCHED.get(model.family, 1)
     if attention := _first(model, Attention):
         return 2.0 * positions * attention.head_dim
-    latent = _first(model, LatentAttention)
-    return 4.0 * positions * latent.rope if latent else 0.0
+    if latent := _first(model, LatentAttention):
+        return 4.0 * positions * latent.rope
+    pools = _first(model, CompressedAttention)  # one table for raw vectors and one for pooled ones, in fp32
+    return 8.0 * positions * pools.rope if pools else 0.0

@@ -44,6 +44,7 @@ _NOTED = {
     "free": re.compile(r"avail before load (?:only )?(\d+(?:\.\d+)?)"),
     "pinned": re.compile(r"PINNED at (\d+(?:\.\d+)?) GiB"),
     "dtype": re.compile(r"\bdtype=float32\b()"),
+    "tables": re.compile(r"\bEngram tables (?:offloaded to host|on NVMe)()"),
     "drafter": re.compile(r"\bdrafter ([\w.-]+/[\w.-]+)"),
 }
 
@@ -128,6 +129,7 @@ def deployment(row: Row, quantization: str | None, assumed: list[str]) -> Deploy
         kv_cache_memory_bytes=round(float(pinned) * GIB) if pinned else None,
         enforce_eager=switch(row, "enforce_eager") or False,
         quantization=quantization,
+        tables_on_host=None if noted(row, "tables") is None else True,
         speculative_method=_method(speculated),
         num_speculative_tokens=_speculated(speculated, default=0 if drafter else 1),
         draft_model=drafter,

@@ -68,6 +68,15 @@ def command(
             rich_help_panel=_GROUP,
         ),
     ] = None,
+    tables_on_host: Annotated[
+        bool | None,
+        typer.Option(
+            "--tables-on-host/--tables-on-gpu",
+            help="Where tables of n-grams lie (DeepSeek V4.1, Qwen4): in host memory under vLLM, unless it is told.",
+            show_default=False,
+            rich_help_panel=_GROUP,
+        ),
+    ] = None,
     spec_tokens: Annotated[
         int | None,
         _flag("--spec-tokens", "COUNT", "Tokens speculated at a time, by the model's draft layers."),
@@ -119,6 +128,7 @@ def command(
         "gpu_memory_utilization": gpu_memory_utilization,
         "enforce_eager": enforce_eager,
         "flashinfer": flashinfer,
+        "tables_on_host": tables_on_host,
         "num_speculative_tokens": spec_tokens,
         "draft_model": draft,
         **lengths,
@@ -202,9 +212,9 @@ def _print_command(deployment: Deployment, asked: str, engine: str) -> None:
     from capplan.capacity.engines import emit as commands
     from capplan.models.registry import model
 
-    named = asked
+    named, row = asked, model(asked)
     if "/" not in asked:
-        named = next((alias for alias in model(asked).aliases if alias.count("/") == 1), asked)
+        named = next((alias for alias in row.aliases if alias.count("/") == 1), asked)
         if named == asked:
             sys.stderr.write(f"note: {asked} is capplan's name; write the hub id or the path that you load\n")
-    print(commands.emit(deployment, named, engine))
+    print(commands.emit(commands.as_named(deployment, row.family), named, engine))
