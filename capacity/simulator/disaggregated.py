@@ -1,7 +1,8 @@
 """Prefill and decode in pools of their own, with the cache between them on a link.
 
 A decode replica takes a request when it has blocks for its prompt; only then the cache goes over, and only when it is
-over the prefill replica has its own blocks back. So a full decode pool holds the prefill pool up.
+over the prefill replica has its own blocks back. So a full decode pool holds the prefill pool up. A prefix cache is of the
+prefill replicas: what a decode replica gets is its own.
 
 Each replica has its clock, and the one that is furthest behind goes next. What a prefill replica hands over comes at
 its clock or later, so that a decode replica may run up to there. Sources: Zhong et al. 2024 (DistServe), Patel et al.
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from heapq import heappop, heappush
 from itertools import cycle, islice
 from math import inf, isnan, nextafter
@@ -111,14 +113,17 @@ class Prefill(Replica):
     def __init__(self, pools: _Pools, inbox: Iterable[int], wire: Wire, jumps: bool) -> None:
         super().__init__(pools.service.prefill, pools.journal, inbox, jumps=jumps)
         self.pools, self.wire = pools, wire
-        self.releases: list[tuple[float, int]] = []  # heap: when, and how many blocks
+        self.releases: list[tuple[float, int, int]] = []  # heap: when, whose, and how many blocks
 
     def fits(self, i: int) -> bool:
         return self.blocks_of(self.journal.isl[i]) <= self.service.blocks and self.pools.decode[0].fits(i)
 
     def receive(self) -> None:
         while self.releases and self.releases[0][0] <= self.now:
-            self.free += heappop(self.releases)[1]
+            _, i, blocks = heappop(self.releases)
+            self.give_back(i, blocks)
+            if self.cache:
+                self.cache.forget(i)
         super().receive()
 
     def next_event(self) -> float:
@@ -149,7 +154,8 @@ class Decode(Replica):
     """A replica that takes prompts with their cache and decodes."""
 
     def __init__(self, pools: _Pools, jumps: bool) -> None:
-        super().__init__(pools.service.decode, pools.journal, (), jumps=jumps)
+        service = replace(pools.service.decode, prefix_caching=False)
+        super().__init__(service, pools.journal, (), jumps=jumps)
         self.pools = pools
         self.handed: list[tuple[float, int, Prompt]] = []  # heap: when they are ready
         self.accepted: deque[Prompt] = deque()  # ready, and waiting for blocks
@@ -215,7 +221,7 @@ class Decode(Replica):
             end = prompt.source.wire.send(size, self.now, 0.0)
         self.journal.totals.transfer_seconds += seconds
         heappush(self.on_their_way, (max(end, self.now), i, blocks))
-        heappush(prompt.source.releases, (max(end, self.now), prompt.blocks))
+        heappush(prompt.source.releases, (max(end, self.now), i, prompt.blocks))
 
     def join(self, i: int, cached: int, blocks: int, left: int, last: float | None) -> None:
         super().join(i, cached, blocks, left, last)

@@ -9,7 +9,7 @@ from math import ceil, nan
 
 import numpy as np
 
-from capplan.capacity.simulator.requests import Gaps, Outcome, Timeline, Totals, Workload
+from capplan.capacity.simulator.requests import CacheUse, Gaps, Outcome, Timeline, Totals, Workload
 
 Progress = Callable[[int, int], None]  # requests that have left, of how many
 
@@ -43,7 +43,9 @@ class Journal:
         if self.progress and self.turns % _REPORTED == 0:
             self.progress(self.left, len(self.isl))
 
-    def outcome(self, samples: list[Samples], end: float, blocks: int) -> Outcome:
+    def outcome(
+        self, samples: list[Samples], end: float, blocks: int, caches: tuple[CacheUse, ...] = ()
+    ) -> Outcome:
         """All that was written. samples: of each replica; end: when the last of them was done [second]."""
         floats = {
             name: np.frombuffer(getattr(self, name), dtype=np.float64)
@@ -61,6 +63,7 @@ class Journal:
             timeline=_merged(samples),
             gaps=self.gaps.shown(),
             totals=totals,
+            caches=caches,
         )
 
 

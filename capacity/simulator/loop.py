@@ -22,7 +22,8 @@ from math import ceil, inf, isnan, sqrt
 from typing import NamedTuple
 
 from capplan.capacity.simulator.journal import Journal, Progress, Samples
-from capplan.capacity.simulator.requests import Disaggregated, Outcome, Service, Workload
+from capplan.capacity.simulator.prefix_cache import PrefixCache
+from capplan.capacity.simulator.requests import CacheUse, Disaggregated, Outcome, Service, Workload
 
 Chunk = tuple[int, int, int]  # of a prompt: the request, tokens, and tokens computed before
 
@@ -69,7 +70,8 @@ def simulate(
         for replica in replicas:
             replica.sample()
         blocks = service.blocks * service.replicas
-    return journal.outcome([r.samples for r in replicas], max(r.now for r in replicas), blocks)
+    caches = tuple(CacheUse(r.asked_tokens, r.found_tokens) for r in replicas if r.cache)
+    return journal.outcome([r.samples for r in replicas], max(r.now for r in replicas), blocks, caches)
 
 
 def arrivals(workload: Workload, k: int, replicas: int) -> tuple[Iterable[int], Iterator[int]]:
@@ -154,6 +156,10 @@ class Replica:
         self.ends: list[tuple[int, int]] = []  # heap: when each leaves; stale where it was preempted
         self.since: list[tuple[float, int]] = []  # last tokens: when, and of how many sequences
         self.free = service.blocks
+        self.cache = None
+        if service.prefix_caching and journal.workload.prefix is not None:
+            self.cache = PrefixCache(service.blocks, service.block_size, journal.workload)
+        self.asked_tokens = self.found_tokens = 0  # of the prefix cache
         self.crowded = False  # somebody was preempted for the next pass: nobody is admitted to it
         self.expected = 0  # sequences that have blocks here and are on their way
         self.swapping = 0.0  # to be added to the next pass [second]
@@ -273,6 +279,8 @@ class Replica:
             self.gone(i)
 
     def gone(self, i: int) -> None:
+        if self.cache:
+            self.cache.forget(i)
         self.journal.timed_out[i] = True
         self.leave()
 
@@ -291,10 +299,13 @@ class Replica:
         service = self.service
         chunks: list[Chunk] = []
         budget = service.max_num_batched_tokens - (self.batch * self.width if self.mixed else 0)
+        cache = self.cache
         for i, done in self.partial.items():
             if budget > 0:
                 chunks.append((i, min(budget, self.chunk, self.prefilling[i][0] - done), done))
                 budget -= chunks[-1][1]
+                if cache:
+                    cache.computed(i, done + chunks[-1][1], self.free)
         while not self.crowded and budget > 0 and len(self.running) + self.expected < service.max_num_seqs:
             queue = self.preempted or self.waiting
             if not queue:
@@ -307,12 +318,14 @@ class Replica:
             free = self.free - self.due[self.passes % self.period]
             if self.running:
                 free -= self.kept_free
-            if blocks + at_once > free:
+            found, in_use = cache.find(i, tokens, self.free) if cache else (0, 0)
+            if blocks + at_once - in_use > free:
                 break
-            if not (service.chunked or resumed) and tokens > budget and chunks:
+            before = found * service.block_size
+            if not (service.chunked or resumed) and tokens - before > budget and chunks:
                 break
             queue.popleft()
-            self.free -= blocks
+            self.free -= blocks - in_use
             if resumed:
                 self.swap(blocks)
                 del self.swapped[i]
@@ -322,10 +335,24 @@ class Replica:
             if queue is self.waiting:
                 self.journal.first_scheduled[i] = self.now
             self.running[i], self.prefilling[i] = None, (tokens, blocks)
-            chunk = min(tokens, budget, self.chunk) if service.chunked else tokens
-            chunks.append((i, chunk, 0))
+            chunk = tokens - before
+            if service.chunked:
+                chunk = min(chunk, budget, self.chunk)
+            chunks.append((i, chunk, before))
             budget -= chunk
+            if cache:
+                cache.take_up(i, found)
+                cache.computed(i, before + chunk, self.free)
+                self.count_found(i, tokens, before)
         return chunks
+
+    def count_found(self, i: int, tokens: int, found: int) -> None:
+        """So many of a prompt's tokens were in the prefix cache."""
+        if i in self.generated:
+            self.journal.totals.recomputed_tokens -= found
+        elif not self.journal.preemptions[i]:
+            self.asked_tokens += tokens
+            self.found_tokens += found
 
     def make_room(self) -> None:
         """Preempt the last admitted until the others have the blocks of their next pass."""
@@ -338,7 +365,7 @@ class Replica:
         self.journal.preemptions[i] += 1
         self.preempted.appendleft(i)
         if sequence is None:  # its prompt, as far as it is
-            self.free += self.prefilling.pop(i)[1]
+            self.give_back(i, self.prefilling.pop(i)[1])
             self.partial.pop(i, None)
             return
         blocks, gained = self.take_out(sequence)
@@ -354,7 +381,14 @@ class Replica:
             self.swap(blocks)
         else:
             self.generated[i] = self.journal.osl[i] - left
-            self.journal.totals.recomputed_tokens += self.journal.isl[i] + self.generated[i]
+            tokens = self.journal.isl[i] + self.generated[i]
+            self.journal.totals.recomputed_tokens += tokens
+            if self.cache:
+                self.cache.computed(i, tokens - 1, self.free)  # the last is sampled, not computed
+        self.give_back(i, blocks)
+
+    def give_back(self, i: int, blocks: int) -> None:
+        self.free += self.cache.release(i, blocks) if self.cache else blocks
 
     def swap(self, blocks: int) -> None:
         self.swapping += blocks * self.service.swap_s_per_block
@@ -384,11 +418,10 @@ class Replica:
             self.since.append((last, 1))
 
     def take_out(self, sequence: Decoding) -> tuple[int, int]:
-        """Take it from the totals and free its blocks: how many, and the tokens that it got."""
+        """Take it from the totals: how many blocks it has, and the tokens that it got."""
         joined, cached, blocks, phase, _, _ = sequence
         passes, period = self.passes - joined, self.period
         blocks += (self.passes - 1 - phase) // period - (joined - 1 - phase) // period
-        self.free += blocks
         self.due[phase] -= 1
         self.batch -= 1
         self.context -= cached + passes * self.growth
@@ -403,7 +436,7 @@ class Replica:
             if sequence is None or sequence.ends != end:
                 continue  # it was preempted since
             del running[i]
-            self.take_out(sequence)
+            self.give_back(i, self.take_out(sequence)[0])
             self.finish(i)
         self.since = [(self.now, self.batch)] if self.batch else []
 
@@ -450,8 +483,7 @@ class Replica:
             if before + chunk < self.prefilling[i][0]:
                 self.partial[i] = before + chunk
             else:
-                if before:
-                    del self.partial[i]
+                self.partial.pop(i, None)
                 self.prefilled(i, began)
 
     def prefilled(self, i: int, began: float) -> None:
@@ -476,9 +508,11 @@ class Replica:
 
     def drop(self, i: int, blocks: int) -> None:
         del self.running[i]
-        self.free += blocks
+        self.give_back(i, blocks)
 
     def finish(self, i: int) -> None:
+        if self.cache:
+            self.cache.forget(i)
         self.journal.finished[i] = self.now
         self.journal.totals.decode_tokens += self.journal.osl[i] - 1
         self.leave()

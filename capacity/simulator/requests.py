@@ -21,7 +21,8 @@ class Workload:
     """Requests in the order in which they come.
 
     arrival: shape (n,) [second], sorted, none negative. isl, osl: shape (n,) [token], one or more.
-    prefix: ids of every request's prefix blocks, shape (n,) of sequences; carried, not yet reused by the loop.
+    prefix: ids of every prompt's leading blocks, shape (n,) of sequences of numbers; the same ids are the same tokens.
+    prefix_tokens: tokens of such a block; the last of a prompt may hold fewer.
     concurrency: of a closed loop: so many are under way, and the next comes when one leaves; `arrival` is not read.
     timeout: how long a client waits for its first token [second]; then the request is given up.
 
@@ -34,6 +35,7 @@ class Workload:
     prefix: tuple[Any, ...] | None = None
     concurrency: int | None = None
     timeout: float = inf
+    prefix_tokens: int = 512
 
     def __post_init__(self) -> None:
         for name, kind in (("arrival", np.float64), ("isl", np.int64), ("osl", np.int64)):
@@ -54,6 +56,8 @@ class Workload:
                 raise InputError(f"{name} {least} is no number of tokens of a request; 1 or more is accepted")
         if self.prefix is not None and len(self.prefix) != len(self.arrival):
             raise InputError(f"{len(self.prefix)} lists of prefix blocks for {len(self.arrival)} requests")
+        if not self.prefix_tokens >= 1:
+            raise InputError(f"prefix_tokens {self.prefix_tokens!r} is not a whole number of 1 or more")
         if self.concurrency is not None and not self.concurrency >= 1:
             raise InputError(f"concurrency {self.concurrency!r} is not a whole number of 1 or more")
         if not self.timeout > 0:
@@ -136,6 +140,8 @@ class Service:
     chunked: whether a prompt is divided where max_num_batched_tokens ends; if not, one that is longer goes alone.
     long_prefill_token_threshold: the most that a pass takes of one prompt, so that others go beside it (vLLM's flag; None: no
     limit); only where prompts are divided.
+    prefix_caching: whether a prompt takes up blocks of its beginning that are still there (simulator.prefix_cache); it does
+    nothing for a workload without prefix blocks.
     """
 
     times: StepTimes
@@ -154,6 +160,7 @@ class Service:
     replicas: int = 1
     ranks: int = 1  # replicas whose passes go together: data-parallel ranks whose experts are one set
     speculation: Speculation | None = None
+    prefix_caching: bool = False
 
     def __post_init__(self) -> None:
         for name in ("blocks", "block_size", "max_num_seqs", "max_num_batched_tokens", "replicas"):
@@ -190,6 +197,11 @@ class Service:
         if self.ranks > 1 and self.scheduler == "static":
             raise InputError(
                 "scheduler 'static' has no ranks that go together; mixed or prefill-first is accepted"
+            )
+        if self.prefix_caching and (self.scheduler == "static" or self.preemption == "swap"):
+            kind = "scheduler 'static'" if self.scheduler == "static" else "preemption 'swap'"
+            raise InputError(
+                f"{kind} has no prefix caching; scheduler mixed or prefill-first and preemption recompute have it"
             )
         if not 0 <= self.watermark < 1:
             raise InputError(f"watermark {self.watermark!r} is not a share from 0 to below 1")
@@ -262,6 +274,18 @@ class Totals:
 
 
 @dataclass(frozen=True, slots=True)
+class CacheUse:
+    """What one replica's prefix cache was asked for; prompts that are computed again after a preemption don't count."""
+
+    prompt_tokens: int
+    found_tokens: int
+
+    @property
+    def hit_rate(self) -> float:
+        return self.found_tokens / self.prompt_tokens if self.prompt_tokens else 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class Outcome:
     """What became of every request; arrays of shape (n,), times in seconds, nan for what did not happen.
 
@@ -280,6 +304,7 @@ class Outcome:
     timeline: Timeline
     gaps: Gaps
     totals: Totals = field(default_factory=Totals)
+    caches: tuple[CacheUse, ...] = ()  # of every replica that has a prefix cache
 
     @property
     def served(self) -> NDArray[np.bool_]:

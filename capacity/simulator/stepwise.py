@@ -1,30 +1,43 @@
 """The same loop written plainly: every pass by itself, every sequence of it, every block by its number.
 
 Slow, and the oracle of `loop`: both take the same step times, and what becomes of a request is the same to 1e-9.
-It checks itself as it goes: a block has one owner, the pool is never short, a sequence has the blocks of its tokens.
+It checks itself as it goes: a block has one owner, or those who found it; the pool is never short, a sequence has the
+blocks of its tokens, and what it finds in the cache are blocks of the same tokens.
 """
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
+from collections.abc import Hashable, Iterable
 from math import ceil, inf, nan
 
 import numpy as np
 
-from capplan.capacity.simulator.requests import Gaps, Outcome, Service, Timeline, Totals, Workload
+from capplan.capacity.simulator.requests import (
+    CacheUse,
+    Gaps,
+    Outcome,
+    Service,
+    Timeline,
+    Totals,
+    Workload,
+)
 
 
 class Sequence:
     """A request, and how far it is."""
 
-    def __init__(self, i: int, arrival: float, isl: int, osl: int) -> None:
+    def __init__(self, i: int, arrival: float, isl: int, osl: int, prefix: Iterable[int] = ()) -> None:
         self.i, self.arrival, self.isl, self.osl = i, arrival, isl, osl
+        self.prefix = tuple(prefix)
         self.generated = 0  # tokens given out
         self.prompt = isl  # tokens to compute before it can decode
         self.computed = 0
         self.decodes = False
         self.passes = self.needed = self.until_block = 0  # since it decodes; in all; before it needs a block
         self.blocks: list[int] = []
+        self.known = 0  # blocks, the first, that others may find
+        self.alone = False  # the next of them is another's too
         self.swapped = False
         self.first_scheduled = self.first_token = self.finished = self.last_token = nan
         self.preemptions = 0
@@ -32,30 +45,67 @@ class Sequence:
 
 
 class BlockPool:
-    """Blocks by number; taking what is not there, or giving back what is not taken, is an error of the loop."""
+    """Blocks by number; taking what is not there, or giving back what is not taken, is an error of the loop.
+
+    A block that is given back keeps its name until it is taken for another.
+    """
 
     def __init__(self, blocks: int) -> None:
-        self.blocks, self.free, self.taken = blocks, deque(range(blocks)), set[int]()
+        self.blocks, self.free, self.taken = blocks, deque(range(blocks)), Counter[int]()
+        self.named: dict[Hashable, int] = {}
+        self.names: dict[int, Hashable] = {}
 
     def take(self, count: int) -> list[int]:
         assert count <= len(self.free), "more blocks than there are"
         found = [self.free.popleft() for _ in range(count)]
-        assert not self.taken & set(found), "a block of two owners"
-        self.taken |= set(found)
+        for block in found:
+            assert not self.taken[block], "a block of two owners"
+            self.taken[block] = 1
+            if block in self.names:
+                del self.named[self.names.pop(block)]
         return found
 
+    def find(self, names: Iterable[Hashable]) -> list[int]:
+        """The blocks of these names, up to the first that is not there."""
+        found = []
+        for name in names:
+            if name not in self.named:
+                break
+            found.append(self.named[name])
+        return found
+
+    def take_up(self, blocks: list[int]) -> None:
+        """Those that were found have one more owner."""
+        for block in blocks:
+            assert block in self.names
+            if not self.taken[block]:
+                self.free.remove(block)
+            self.taken[block] += 1
+
+    def name(self, block: int, name: Hashable) -> bool:
+        """Name a block, if none has the name."""
+        assert self.taken[block] == 1
+        assert block not in self.names
+        if name in self.named:
+            return False
+        self.named[name], self.names[block] = block, name
+        return True
+
     def give(self, blocks: list[int]) -> None:
-        assert self.taken >= set(blocks), "a block given back twice"
-        self.taken -= set(blocks)
-        self.free.extend(blocks)
+        for block in reversed(blocks):
+            assert self.taken[block], "a block given back twice"
+            self.taken[block] -= 1
+            if not self.taken[block]:
+                del self.taken[block]
+                self.free.append(block)
         blocks.clear()
 
 
 def simulate_stepwise(workload: Workload, service: Service) -> Outcome:
     """What becomes of the requests of a workload on a service, pass by pass."""
     everyone = [
-        Sequence(i, float(workload.arrival[i]), int(workload.isl[i]), int(workload.osl[i]))
-        for i in range(len(workload))
+        Sequence(i, float(workload.arrival[i]), int(workload.isl[i]), int(workload.osl[i]), prefix)
+        for i, prefix in enumerate(workload.prefix or [()] * len(workload))
     ]
     engines = []
     for k in range(service.replicas):
@@ -67,7 +117,7 @@ def simulate_stepwise(workload: Workload, service: Service) -> Outcome:
             ]
             for sequence in first:
                 sequence.arrival = 0.0
-        engines.append(Stepwise(service, workload.timeout, first, own[len(first) :]))
+        engines.append(Stepwise(service, workload, first, own[len(first) :]))
         engines[-1].run()
 
     def of(name: str) -> np.ndarray:
@@ -96,6 +146,7 @@ def simulate_stepwise(workload: Workload, service: Service) -> Outcome:
         Timeline(samples[:, 0], *(samples[:, k].astype(np.int64) for k in (1, 2, 3))),
         Gaps(edges, np.ones(len(gaps), dtype=np.int64)),
         totals,
+        tuple(CacheUse(*engine.found) for engine in engines if engine.caches),
     )
 
 
@@ -103,9 +154,12 @@ class Stepwise:
     """One replica."""
 
     def __init__(
-        self, service: Service, timeout: float, first: list[Sequence], spare: list[Sequence]
+        self, service: Service, workload: Workload, first: list[Sequence], spare: list[Sequence]
     ) -> None:
-        self.service, self.timeout = service, timeout
+        self.service, self.timeout = service, workload.timeout
+        self.caches = service.prefix_caching and workload.prefix is not None
+        self.prefix_tokens = workload.prefix_tokens
+        self.found = [0, 0]  # tokens of prompts, and those that were found
         self.coming, self.spare = deque(first), deque(spare)
         self.pool = BlockPool(service.blocks)
         self.waiting: deque[Sequence] = deque()  # preempted ones first
@@ -126,6 +180,7 @@ class Stepwise:
             if not self.running and not self.waiting:
                 if not self.coming:
                     assert not self.pool.taken, "blocks left over"
+                    assert sorted(self.pool.free) == list(range(self.service.blocks)), "blocks lost"
                     return
                 self.now = max(self.now, self.coming[0].arrival + self.service.request_s)
             elif self.service.scheduler == "static":
@@ -205,6 +260,7 @@ class Stepwise:
                 gained = min(int(victim.passes * self.growth + 1e-9), victim.osl - victim.generated - 1)
                 victim.generated += gained
                 victim.prompt = victim.isl + victim.generated
+                self.remember(victim, victim.prompt - 1)
             if victim.swapped:
                 victim.prompt -= 1  # the last token is not in the cache yet
             victim.computed, victim.decodes = 0, False
@@ -225,19 +281,25 @@ class Stepwise:
             if not sequence.decodes and budget > 0:
                 chunks.append((sequence, min(budget, longest, sequence.prompt - sequence.computed)))
                 budget -= chunks[-1][1]
+                self.remember(sequence, sequence.computed + chunks[-1][1])
         kept_free = int(service.watermark * service.blocks)
         while self.waiting and not preempted and budget > 0 and len(self.running) < service.max_num_seqs:
             sequence = self.waiting[0]
             blocks = self.blocks_of(sequence.prompt)
             free = len(self.pool.free) - len(self.short()) - (kept_free if self.running else 0)
             until_block = self.room_for(sequence.prompt, blocks)
-            if blocks + (sequence.swapped and until_block == 0) > free:
+            found = self.cached(sequence)
+            in_use = sum(self.pool.taken[block] > 0 for block in found)
+            if blocks - in_use + (sequence.swapped and until_block == 0) > free:
                 break
             whole = not service.chunked and not sequence.swapped
-            if whole and sequence.prompt > budget and chunks:
+            before = len(found) * service.block_size
+            if whole and sequence.prompt - before > budget and chunks:
                 break
             self.waiting.popleft()
-            sequence.blocks = self.pool.take(blocks)
+            self.pool.take_up(found)
+            sequence.blocks = found + self.pool.take(blocks - len(found))
+            sequence.known, sequence.computed, sequence.alone = len(found), before, False
             self.running.append(sequence)
             if sequence.swapped:
                 self.swapping += blocks * service.swap_s_per_block
@@ -247,13 +309,39 @@ class Stepwise:
                 continue
             if sequence.first_scheduled != sequence.first_scheduled:
                 sequence.first_scheduled = self.now
-            chunks.append((sequence, sequence.prompt if whole else min(sequence.prompt, budget, longest)))
+            if self.caches and sequence.preemptions == 0:
+                self.found = [self.found[0] + sequence.prompt, self.found[1] + before]
+            left = sequence.prompt - before
+            chunks.append((sequence, left if whole else min(left, budget, longest)))
             budget -= chunks[-1][1]
+            self.remember(sequence, before + chunks[-1][1])
         if mixed:
             return self.decoding(), chunks
         if not chunks:
             self.make_room()
         return [] if chunks else self.decoding(), chunks
+
+    def block_name(self, sequence: Sequence, k: int) -> Hashable:
+        """Of its block k: the ids of all up to its last token, or its own."""
+        end = (k + 1) * self.service.block_size
+        ids = sequence.prefix[: -(-end // self.prefix_tokens)]
+        if end <= sequence.isl and len(ids) * self.prefix_tokens >= end:
+            return ids, k
+        return sequence.i, k
+
+    def cached(self, sequence: Sequence) -> list[int]:
+        """The blocks of its prompt that are there; its last token is computed in any case."""
+        if not self.caches:
+            return []
+        most = (sequence.prompt - 1) // self.service.block_size
+        return self.pool.find(self.block_name(sequence, k) for k in range(most))
+
+    def remember(self, sequence: Sequence, tokens: int) -> None:
+        """Name the blocks that are full with so many tokens, up to the first that another has too."""
+        while self.caches and not sequence.alone and sequence.known < tokens // self.service.block_size:
+            k = sequence.known
+            sequence.alone = not self.pool.name(sequence.blocks[k], self.block_name(sequence, k))
+            sequence.known += not sequence.alone
 
     def start(self, sequence: Sequence) -> None:
         """It decodes from the next pass on."""

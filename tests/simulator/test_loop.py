@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from math import inf
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 
+from capplan.capacity.simulator import loop
 from capplan.capacity.simulator.loop import simulate
+from capplan.capacity.simulator.prefix_cache import Node, PrefixCache
 from capplan.capacity.simulator.requests import (
     AffineTimes,
     Outcome,
@@ -21,6 +25,7 @@ from capplan.capacity.simulator.stepwise import simulate_stepwise
 from capplan.errors import InputError
 
 CONFIGURATIONS = 500
+CACHING = range(1000, 1400)  # seeds whose prompts share beginnings, on services that find them
 TIMES = AffineTimes((0.012, 8.1e-5, 1.1e-9), ((8, 0.0087, 3.3e-7, 2.1e-4), (inf, 0.0101, 2.9e-7, 1.7e-4)))
 
 
@@ -78,15 +83,38 @@ def random_case(seed: int) -> tuple[Workload, Service]:
     return workload, service
 
 
+def shared_case(seed: int) -> tuple[Workload, Service]:
+    """A random case whose prompts go through a random tree of prefix blocks, and a prefix cache."""
+    workload, service = random_case(seed)
+    r = np.random.default_rng([seed, 1])
+    width = int(r.choice([1, 5, 16, 64, 100]))
+    branches, kept = int(r.choice([1, 2, 3])), float(r.choice([0.5, 1.0, 1.0]))
+    again = r.integers(0, len(workload), len(workload))  # some say the same as another, to its end
+    isl = np.where(r.random(len(workload)) < 0.3, workload.isl[again], workload.isl)
+    ids = []
+    for tokens in isl.tolist():
+        whole, rest = divmod(tokens, width)
+        own = [int(b) for b in r.integers(0, branches, whole)] + ([10**6 + tokens] if rest else [])
+        ids.append(tuple(own[: int(kept * len(own))]))
+    if service.scheduler == "static":
+        service = replace(service, scheduler="mixed", max_num_batched_tokens=4096)
+    service = replace(service, preemption="recompute", prefix_caching=True)
+    return replace(workload, isl=isl, prefix=tuple(ids), prefix_tokens=width), service
+
+
+def case(seed: int) -> tuple[Workload, Service]:
+    return shared_case(seed) if seed in CACHING else random_case(seed)
+
+
 @cache
 def both(seed: int) -> tuple[Service, Outcome, Outcome]:
-    workload, service = random_case(seed)
+    workload, service = case(seed)
     return service, simulate(workload, service), simulate_stepwise(workload, service)
 
 
 @pytest.mark.parametrize("some", range(10))
 def test_jumps_are_the_passes_one_by_one(some: int) -> None:
-    for seed in range(some, CONFIGURATIONS, 10):
+    for seed in [*range(some, CONFIGURATIONS, 10), *CACHING[some::10]]:
         _, jumped, stepped = both(seed)
         for name in ("arrival", "first_scheduled", "prefill_done", "first_token", "finished"):
             a, b = getattr(jumped, name), getattr(stepped, name)
@@ -106,7 +134,8 @@ def test_jumps_are_the_passes_one_by_one(some: int) -> None:
         ):
             a, b = getattr(jumped.totals, name), getattr(stepped.totals, name)
             assert a == pytest.approx(b, rel=1e-9), (name, seed)
-        without = simulate(*random_case(seed), jumps=False)
+        assert jumped.caches == stepped.caches, seed
+        without = simulate(*case(seed), jumps=False)
         np.testing.assert_allclose(without.finished, jumped.finished, rtol=1e-9, atol=1e-9)
 
 
@@ -168,6 +197,95 @@ def test_first_come_is_first_scheduled() -> None:
             for k in range(service.replicas):
                 starts = o.first_scheduled[k :: service.replicas]
                 assert (np.diff(starts[np.isfinite(starts)]) >= 0).all(), seed
+
+
+def test_unlike_prompts_take_as_long_as_without() -> None:
+    """A cache that finds nothing changes nothing."""
+    for seed in range(100):
+        workload, service = shared_case(seed)
+        unlike = tuple(
+            tuple(range(1000 * i, 1000 * i + len(ids))) for i, ids in enumerate(workload.prefix or ())
+        )
+        found = simulate(replace(workload, prefix=unlike), service)
+        if not found.preemptions.any():
+            plain = simulate(workload, replace(service, prefix_caching=False))
+            np.testing.assert_allclose(found.finished, plain.finished, rtol=1e-12, err_msg=f"seed {seed}")
+
+
+class Checked(PrefixCache):
+    """One that counts its blocks whenever it is asked for something."""
+
+    made: ClassVar[list[Checked]] = []
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self.of_requests: set[Node] = set()
+        self.made.append(self)
+
+    def find(self, i: int, tokens: int, free: int) -> tuple[int, int]:
+        found = super().find(i, tokens, free)
+        assert self.queued == free  # no block is lost, and none is there twice
+        self.of_requests.add(self.holding(i).spans[-1].node)
+        self.check()
+        return found
+
+    def release(self, i: int, blocks: int) -> int:
+        assert 0 <= self.holdings[i].blocks <= blocks
+        found = super().release(i, blocks)
+        self.check()
+        return found
+
+    def check(self) -> None:
+        assert sum(run.blocks for run in self.queue) == self.queued
+        queued = 0
+        for node in {*self.nodes.values(), *self.of_requests}:
+            assert node.held == max(node.holders, default=0)
+            assert node.cached == node.held + sum(run.blocks for run in node.queued)
+            assert all(count > 0 for count in node.holders.values())
+            queued += node.cached - node.held
+        assert queued == sum(run.blocks for run in self.queue if run.node is not None)
+        held: dict[Node, int] = {}
+        for holding in self.holdings.values():
+            for node, begin, end in holding.spans:
+                if (level := min(end, holding.blocks) - begin) > 0:
+                    assert level in node.holders
+                    held[node] = max(held.get(node, 0), level)
+        assert all(node.held == level for node, level in held.items())
+
+
+@pytest.mark.parametrize("some", range(4))
+def test_no_block_is_lost_or_used_twice(some: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop, "PrefixCache", Checked)
+    found = 0
+    for seed in CACHING[some::4]:
+        Checked.made = []
+        workload, service = shared_case(seed)
+        outcome = simulate(workload, service)
+        found += sum(use.found_tokens for use in outcome.caches)
+        for each in Checked.made:
+            assert not each.holdings, seed  # all who came are gone
+            assert not any(node.held or node.holders for node in each.nodes.values()), seed
+            each.settle(service.blocks)
+            each.check()
+            assert each.queued == service.blocks
+        again = sum(use.found_tokens for use in outcome.caches)
+        if not (outcome.preemptions.any() or outcome.timed_out.any()):
+            served = outcome.served
+            assert outcome.totals.prefill_tokens + again == workload.isl[served].sum(), seed
+    assert found > 10_000
+
+
+def test_prefixes_are_of_every_kind() -> None:
+    rates, again = [], 0
+    for seed in CACHING:
+        workload = shared_case(seed)[0]
+        outcome = both(seed)[1]
+        rates += [use.hit_rate for use in outcome.caches]
+        tokens = int((workload.isl + workload.osl)[outcome.preemptions > 0].sum())
+        again += outcome.totals.recomputed_tokens < tokens
+    assert sum(rate > 0.5 for rate in rates) > 30
+    assert sum(rate == 0 for rate in rates) > 30
+    assert again > 10
 
 
 @pytest.mark.parametrize("rate", [1.0, 8.0, 30.0], ids=["light", "near saturation", "past it"])
