@@ -222,6 +222,61 @@ def test_a_trace_runs_at_its_own_rate(run: Run, tmp_path: Path) -> None:
     assert faster["seconds"] == pytest.approx(2.45, rel=0.1)
 
 
+@pytest.fixture
+def talks(tmp_path: Path) -> Path:
+    """Ten talks of eight turns each, a turn 512 tokens longer than the one before it."""
+    path = tmp_path / "talks.jsonl"
+    rows = [
+        {
+            "timestamp": 100 * (10 * turn + talk),
+            "input_length": 512 * (turn + 1),
+            "output_length": 20,
+            "hash_ids": [100 * talk + k for k in range(turn + 1)],
+        }
+        for turn in range(8)
+        for talk in range(10)
+    ]
+    path.write_text("\n".join(map(json.dumps, rows)))
+    return path
+
+
+def test_turns_of_a_talk_find_the_ones_before(run: Run, talks: Path) -> None:
+    """Each prompt but the first of its talk finds all but its last 512 tokens: 28 of 36 blocks."""
+    line = ("--trace", str(talks))
+    found, plain = (result(run, *line, *more) for more in ((), ("--no-enable-prefix-caching",)))
+    assert found["prefix_hit_rate"] == pytest.approx(28 / 36)
+    assert found["prefix_cache"] == [
+        {"prompt_tokens": 10 * 36 * 512, "found_tokens": 10 * 28 * 512, "hit_rate": found["prefix_hit_rate"]}
+    ]
+    assert plain["prefix_hit_rate"] is None
+    assert plain["prefix_cache"] == []
+    ttft, computed = (latency(each, "ttft")["mean_s"] for each in (found, plain))
+    assert ttft < 0.7 * computed
+    code, out, _ = run(*LINE, *line)
+    assert code == 0
+    assert "prefix hits" in out
+    assert "77.8%" in out
+    assert "every prompt is computed whole" in run(*LINE, *line, "--no-enable-prefix-caching")[1]
+
+
+def test_every_instance_has_its_own_prefix_cache(run: Run, talks: Path) -> None:
+    """In turn, a talk of ten comes to one of two instances always, and to one of three by chance."""
+    two, three = (result(run, "--trace", str(talks), "--instances", n)["prefix_cache"] for n in ("2", "3"))
+    assert [each["hit_rate"] for each in two] == pytest.approx([28 / 36] * 2)
+    assert len(three) == 3
+    assert all(0.1 < each["hit_rate"] < 0.7 for each in three)
+    (pools,) = result(run, "--trace", str(talks), "--pools", "1:1")["prefix_cache"]
+    assert pools["hit_rate"] == pytest.approx(28 / 36)
+
+
+def test_rules_without_a_prefix_cache_say_so(run: Run, talks: Path) -> None:
+    line = (*LINE, "--trace", str(talks))
+    assert "every prompt is computed whole" in run(*line, "--preemption", "swap")[1]
+    code, out, err = run(*line, "--preemption", "swap", "--enable-prefix-caching")
+    assert (code, out, len(err.splitlines())) == (2, "", 1)
+    assert "preemption 'swap' has no prefix caching" in err
+
+
 @pytest.mark.parametrize(
     ("more", "said"),
     [
@@ -245,6 +300,7 @@ def test_a_trace_runs_at_its_own_rate(run: Run, tmp_path: Path) -> None:
             "long_prefill_token_threshold 9 is of prompts that are divided",
         ),
         (("--concurrency", "2", "--burstiness", "2"), "--burstiness is of drawn arrivals"),
+        (("--rate", "1", "--enable-prefix-caching"), "prompts whose blocks are not known"),
         (("--rate", "1", "--watermark", "1"), "watermark 1.0 is not a share"),
         (("--rate", "1", "--warm-up", "1"), "warm-up 1.0 is not a share"),
         (("--rate", "1", "--timeout", "0s"), "timeout 0.0 is not a time of more than 0 s"),

@@ -5,11 +5,13 @@ from __future__ import annotations
 from math import inf, isfinite
 from typing import TYPE_CHECKING
 
+from capplan.capacity.answer import Working
 from capplan.capacity.questions.deployed import Deployed
 from capplan.capacity.simulator.requests import Disaggregated, Link, Service
 from capplan.capacity.simulator.step_table import StepTable
 from capplan.capacity.step_time.forward import sequence_bytes
 from capplan.errors import InputError
+from capplan.models.spec import Model, State
 
 if TYPE_CHECKING:
     from capplan.hardware.spec import Gpu
@@ -59,6 +61,36 @@ def colocated(
         replicas=replicas * found.ranks,
         ranks=found.ranks if found.plan.mixtures else 1,  # experts are one set: their passes go together
     )
+
+
+def caches_prefixes(
+    asked: bool | None, known: bool, model: Model, scheduler: str, preemption: str, work: Working
+) -> bool:
+    """Whether prompts take up blocks of their beginning: as asked, else as vLLM does, where these blocks are known.
+
+    Raises InputError where it is asked for, and the prompts' blocks are not known.
+    """
+    states = any(isinstance(part, State) for layer in model.layers for part in layer)
+    if asked and not known:
+        raise InputError(
+            "prefix caching of prompts whose blocks are not known; a trace with block_ids (or hash_ids) is accepted"
+        )
+    if not known:
+        return False
+    unused = "the prefix blocks of the requests are not used: every prompt is computed whole"
+    if asked is False:
+        work.assume(unused)
+        return False
+    if asked is None and (states or scheduler == "static" or preemption != "recompute"):
+        work.warn(unused)
+        return False
+    if states:
+        work.warn(
+            "states of recurrent layers are taken to be kept at every block's end, as vLLM does in a mode of its own alone"
+        )
+    else:
+        work.assume("what was answered is not found in a later prompt where the ids of its blocks don't tell")
+    return True
 
 
 def pools(

@@ -43,8 +43,7 @@ _SPLIT = (
     ("e2e", "end to end"),
 )
 SIMULATED = (
-    "every pass takes what the step-time model says, with no jitter; prefix caching is not simulated, nor is the "
-    "client's network"
+    "every pass takes what the step-time model says, with no jitter; the client's network is not simulated"
 )
 
 
@@ -75,12 +74,23 @@ class Simulate(Answer):
     pass_high: float
     preemptions: int
     recomputed_tokens: int
+    prefix_hit_rate: (
+        float | None
+    )  # share of the prompts' tokens that were cached; None without a prefix cache
+    prefix_cache: tuple[
+        dict[str, Any], ...
+    ]  # one an instance that has one: tokens asked for and found, and the hit rate
     timeline: tuple[dict[str, Any], ...]  # thinned
     outcome: Outcome | None = field(default=None, repr=False, compare=False)  # every request
 
     @property
     def fits(self) -> bool:
         return self.starts and not self.saturated and self.requests["served"] > 0
+
+    def _hits_in_words(self) -> str:
+        rates = [each["hit_rate"] for each in self.prefix_cache]
+        each = f"; {min(rates):.1%} to {max(rates):.1%} by instance" if len(rates) > 1 else ""
+        return f"of the prompts' tokens{each}"
 
     def result(self) -> dict[str, Any]:
         found = Answer.result(self)
@@ -135,6 +145,8 @@ class Simulate(Answer):
             ("bandwidth", f"{use['bandwidth']:.0%}", "of the memory's, by weights and cache"),
             ("KV cache", f"{use['kv']:.0%}", f"of {self.kv_blocks:,} blocks of {tokens(self.block_tokens)}"),
         ]
+        if self.prefix_hit_rate is not None:
+            facts.append(("prefix hits", f"{self.prefix_hit_rate:.1%}", self._hits_in_words()))
         heads = ("", "mean", "p50", "p90", "p95", "p99", "p99.9", "most")
         rows = tuple(
             (
@@ -198,6 +210,7 @@ def simulate(
     chunked: bool = True,
     long_prefill_token_threshold: int | None = None,
     preemption: str = "recompute",
+    prefix_caching: bool | None = None,
     watermark: float = 0.0,
     speculation: Speculation | None = None,
     draft_cost: float = 0.0,
@@ -218,6 +231,8 @@ def simulate(
     timeout: seconds that a client waits for its first token.
     scheduler: mixed, prefill-first or static; None is as the engine does. chunked: whether prompts are divided;
     long_prefill_token_threshold: the most tokens that a pass takes of one, so that others go beside it.
+    prefix_caching: whether prompts take up blocks of their beginning that are still there; None is as vLLM does, where the
+    requests come with ids of their blocks.
     speculation: tokens drafted a pass, and how often they hold; draft_cost: time of a draft's pass over the target's.
     instances: of the deployment, which take requests in turn; pools: prefill and decode instances instead,
     with the cache over link: gpu, pcie or network of the GPU's record, or a bandwidth [byte/second] of an instance;
@@ -244,6 +259,10 @@ def simulate(
     work.assume(*found.assumptions)
     given(found, calibration, work)
     why_not = None if found.memory.starts else found.memory.why_not or "the engine does not start"
+    scheduler = scheduler or ("mixed" if found.engine.mixed else "prefill-first")
+    caching = services.caches_prefixes(
+        prefix_caching, workload.prefix is not None, spec, scheduler, preemption, work
+    )
     inputs = pass_parts.inputs_of(found, calibration) | {
         "isl": float(workload.isl.mean()),
         "osl": float(workload.osl.mean()),
@@ -253,10 +272,11 @@ def simulate(
         "rate_per_s": rate,
         "concurrency": concurrency,
         "timeout_s": timeout if timeout < inf else None,
-        "scheduler": scheduler or ("mixed" if found.engine.mixed else "prefill-first"),
+        "scheduler": scheduler,
         "chunked": chunked,
         "long_prefill_token_threshold": long_prefill_token_threshold,
         "preemption": preemption,
+        "prefix_caching": caching,
         "watermark": watermark,
         "speculated": speculation.tokens if speculation else None,
         "acceptance": speculation.acceptance if speculation else None,
@@ -278,6 +298,7 @@ def simulate(
         "chunked": chunked,
         "long_prefill_token_threshold": long_prefill_token_threshold,
         "preemption": preemption,
+        "prefix_caching": caching,
         "watermark": watermark,
         "max_model_len": found.flags.max_model_len,
         "swap_s_per_block": _swap_time(found) if preemption == "swap" else 0.0,
@@ -319,8 +340,6 @@ def simulate(
         blocks = both.prefill.blocks * both.prefill.replicas + both.decode.blocks * both.decode.replicas
         work.assume(f"the cache goes from pool to pool over {service.link.name}, layer by layer")
     work.assume(SIMULATED)
-    if workload.prefix is not None:
-        work.warn("the trace's prefix blocks are not used: every prompt is computed whole")
     outcome = loop.simulate(workload, service, progress=progress)
     low, high = _range(found, outcome)
     if calibration is None:
@@ -381,6 +400,11 @@ def simulate(
         pass_high=high,
         preemptions=int(outcome.preemptions.sum()),
         recomputed_tokens=outcome.totals.recomputed_tokens,
+        prefix_hit_rate=outcome.hit_rate,
+        prefix_cache=tuple(
+            {"prompt_tokens": use.prompt_tokens, "found_tokens": use.found_tokens, "hit_rate": use.hit_rate}
+            for use in outcome.caches
+        ),
         timeline=tuple(_timeline(outcome)),
         outcome=outcome,
         **work.shown(),
@@ -570,6 +594,8 @@ def _nothing(found: Deployed, inputs: dict[str, Any], why_not: str, asked_: int,
         pass_high=1.0,
         preemptions=0,
         recomputed_tokens=0,
+        prefix_hit_rate=None,
+        prefix_cache=(),
         timeline=(),
         **work.shown(),
     )

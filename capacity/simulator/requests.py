@@ -307,5 +307,13 @@ class Outcome:
     caches: tuple[CacheUse, ...] = ()  # of every replica that has a prefix cache
 
     @property
+    def hit_rate(self) -> float | None:
+        """Of all prefix caches together; None where no replica has one."""
+        if not self.caches:
+            return None
+        prompts = sum(use.prompt_tokens for use in self.caches)
+        return CacheUse(prompts, sum(use.found_tokens for use in self.caches)).hit_rate
+
+    @property
     def served(self) -> NDArray[np.bool_]:
         return np.isfinite(self.finished)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import csv
 import json
 from array import array
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from math import isfinite
@@ -27,6 +27,7 @@ Ints = NDArray[np.int64]
 
 MOST_ROWS = 1_000_000
 LONGEST = 10**9  # tokens of a request
+BLOCK_TOKENS = 512  # of a prefix block in Mooncake's traces
 _SECONDS = {"arrival_s": 1.0, "timestamp_s": 1.0, "timestamp_ms": 1e-3, "timestamp": None}
 _INPUT = ("input_tokens", "input_length", "contexttokens", "request tokens", "prompt_tokens", "isl")
 _OUTPUT = ("output_tokens", "output_length", "generatedtokens", "response tokens", "completion_tokens", "osl")
@@ -46,6 +47,7 @@ class Trace:
     skipped: Mapping[str, int]  # rows that are no requests, by reason
     timed: bool  # the file says when requests came
     out_of_order: int = 0  # rows that came before the one above them; they were sorted
+    block_tokens: int | None = None  # of `blocks`; None: they are not of one size, or there are none
 
     def __len__(self) -> int:
         return len(self.isl)
@@ -71,6 +73,11 @@ class Trace:
         ]
         if self.out_of_order:
             lines.append(f"{self.name}: {counted(self.out_of_order, 'row')} out of order; sorted by time")
+        if self.blocks is not None and self.block_tokens is None:
+            lines.append(
+                f"{self.name}: block ids do not divide the prompts into blocks of one size; each is taken for "
+                f"{BLOCK_TOKENS} tokens"
+            )
         return lines
 
 
@@ -162,8 +169,21 @@ def _trace(name: str, file: Iterable[str], rows: Iterator[dict[str, Any] | None]
         blocks=tuple(blocks[i] for i in order) if columns.blocks else None,
         skipped=skipped,
         timed=columns.time is not None,
+        block_tokens=_block_tokens(isl, blocks) if columns.blocks else None,
         out_of_order=int(np.sum(np.diff(np.frombuffer(arrival, dtype=np.float64)) < 0)),
     )
+
+
+def _block_tokens(isl: Iterable[int], blocks: Iterable[Sequence[int]]) -> int | None:
+    """The size of which every prompt has as many blocks as ids: Mooncake's where that is one, else a power of two."""
+    least, most = 1, LONGEST
+    for tokens, ids in zip(isl, blocks, strict=True):
+        if ids:
+            least = max(least, -(-tokens // len(ids)))
+        if len(ids) > 1:
+            most = min(most, -(-tokens // (len(ids) - 1)) - 1)
+    sizes = (BLOCK_TOKENS, *(2**k for k in range(30)), least)
+    return next((size for size in sizes if least <= size <= most), None)
 
 
 @dataclass(frozen=True, slots=True)

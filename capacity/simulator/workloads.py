@@ -21,7 +21,7 @@ from math import inf
 import numpy as np
 
 from capplan.capacity.simulator.requests import Workload
-from capplan.capacity.simulator.traces import Floats, Ints, Trace
+from capplan.capacity.simulator.traces import BLOCK_TOKENS, Floats, Ints, Trace
 from capplan.errors import InputError
 
 _ARRIVALS, _INPUTS, _OUTPUTS, _ROWS = range(4)  # streams of one seed
@@ -36,6 +36,7 @@ class Mix:
     osl: Ints
     blocks: tuple[tuple[int, ...], ...] | None = None  # prefix blocks of each prompt, where they are known
     recorded: bool = False  # times are a trace's: any part of them is stretched to a mean of one a second
+    block_tokens: int = BLOCK_TOKENS  # of a prefix block
 
     def __len__(self) -> int:
         return len(self.isl)
@@ -48,12 +49,12 @@ class Mix:
 
     def at(self, rate: float, timeout: float = inf) -> Workload:
         """The workload at a mean rate [request/second]. Raises InputError."""
-        return Workload(self.times(rate), self.isl, self.osl, self.blocks, timeout=timeout)
+        return Workload(self.times(rate), self.isl, self.osl, self.blocks, None, timeout, self.block_tokens)
 
     def closed(self, concurrency: int, timeout: float = inf) -> Workload:
         """The same requests in a closed loop: so many under way, the next comes when one leaves."""
         none = np.zeros(len(self))
-        return Workload(none, self.isl, self.osl, self.blocks, concurrency, timeout)
+        return Workload(none, self.isl, self.osl, self.blocks, concurrency, timeout, self.block_tokens)
 
     def first(self, count: int) -> Mix:
         """So many requests, the first. Of drawn arrivals they come as all do; of a trace's, at a mean of one a second."""
@@ -77,7 +78,7 @@ class Mix:
             times = times - times[0]
             times = times * ((len(rows) - 1) / times[-1] if times[-1] > 0 else 1.0)
         blocks = None if self.blocks is None else tuple(self.blocks[i] for i in rows)
-        return Mix(times, self.isl[rows], self.osl[rows], blocks, self.recorded)
+        return Mix(times, self.isl[rows], self.osl[rows], blocks, self.recorded, self.block_tokens)
 
 
 def _stream(seed: int, of: int) -> np.random.Generator:
@@ -270,4 +271,4 @@ def replay(trace: Trace, count: int | None = None) -> Mix:
     many = min(len(trace), len(trace) if count is None else known_requests(count))
     blocks = trace.blocks[:many] if trace.blocks is not None else None
     times = trace.arrival[:many] * trace.rate_of(many)  # a trace's beginning may be calmer than all of it
-    return Mix(times, trace.isl[:many], trace.osl[:many], blocks, recorded=True)
+    return Mix(times, trace.isl[:many], trace.osl[:many], blocks, True, trace.block_tokens or BLOCK_TOKENS)

@@ -69,6 +69,7 @@ def command(
     preemption: Annotated[
         str, typer.Option("--preemption", metavar="HOW", help="recompute or swap, when blocks run out.")
     ] = "recompute",
+    prefix_caching: workloads.PrefixCaching = None,
     watermark: Annotated[
         str,
         typer.Option("--watermark", metavar="SHARE", help="Blocks that admitting a request leaves free."),
@@ -168,6 +169,7 @@ def command(
             chunked=chunked,
             long_prefill_token_threshold=long_prefill_token_threshold,
             preemption=preemption,
+            prefix_caching=prefix_caching,
             watermark=opt.share("--watermark", watermark),
             speculation=_speculation(speculated, acceptance),
             draft_cost=opt.share("--draft-cost", draft_cost),

@@ -33,6 +33,14 @@ Burstiness = Annotated[
 Requests = Annotated[
     int | None, _flag("--requests", "COUNT", "Simulated at each rate; as many as the percentiles need.")
 ]
+PrefixCaching = Annotated[
+    bool | None,
+    typer.Option(
+        "--enable-prefix-caching/--no-enable-prefix-caching",
+        help="Whether prompts reuse cached blocks; yes where a trace has their ids.",
+        show_default=False,
+    ),
+]
 Seed = Annotated[int, typer.Option("--seed", metavar="NUMBER", help="Which requests are drawn.")]
 
 

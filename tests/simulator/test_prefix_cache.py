@@ -22,7 +22,10 @@ SERVICE = Service(TIMES, blocks=1000, max_num_batched_tokens=8192, prefix_cachin
 
 
 def run(
-    isl: Sequence[int], ids: Sequence[tuple[int, ...]], service: Service | Disaggregated = SERVICE, **other: Any
+    isl: Sequence[int],
+    ids: Sequence[tuple[int, ...]],
+    service: Service | Disaggregated = SERVICE,
+    **other: Any,
 ) -> Outcome:
     """Requests a minute apart, of one token each unless told."""
     given: dict[str, Any] = {"osl": [1] * len(isl), "arrival": [60.0 * k for k in range(len(isl))]} | other

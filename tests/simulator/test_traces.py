@@ -49,8 +49,28 @@ def test_public_traces(name: str, data: Path) -> None:
 def test_share_of_a_prefix(name: str, share: float, data: Path) -> None:
     trace = read_trace(data / "traces" / f"mooncake_{name}.jsonl")
     assert prefix_share(trace) == pytest.approx(share, abs=5e-5)
+    assert trace.block_tokens == 512
     assert trace.blocks is not None
     assert all(len(ids) == -(-n // 512) for ids, n in zip(trace.blocks, trace.isl.tolist(), strict=True))
+
+
+@pytest.mark.parametrize(
+    ("rows", "size"),
+    [
+        ([(1600, 100), (15, 1), (17, 2)], 16),
+        ([(512, 1), (100, 1)], 512),
+        ([(300, 3), (299, 3)], 128),
+        ([(300, 3), (201, 3)], 100),
+        ([(300, 3), (100, 3)], None),
+    ],
+)
+def test_the_size_of_prefix_blocks(rows: list[tuple[int, int]], size: int | None, tmp_path: Path) -> None:
+    text = "".join(
+        f'{{"isl": {tokens}, "osl": 1, "block_ids": {list(range(count))}}}\n' for tokens, count in rows
+    )
+    trace = read_trace(written(tmp_path, text))
+    assert trace.block_tokens == size
+    assert any("do not divide the prompts" in line for line in trace.told()) == (size is None)
 
 
 def test_the_formats_as_they_are_published(tmp_path: Path) -> None:
