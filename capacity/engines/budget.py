@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from capplan.capacity.engines.cache_format import auto_format
 from capplan.capacity.engines.defaults import constant, version_of, with_defaults
 from capplan.capacity.engines.deployment import Deployment
 from capplan.capacity.engines.device import Device
@@ -121,9 +122,11 @@ def _budget(
     if draft is not None:
         model, asked = _speculating(model, asked, draft)
     flags = with_defaults(model, device, asked)
-    if flags.quantization == "fp32" and flags.kv_cache_dtype == "auto":
-        flags = replace(flags, kv_cache_dtype="fp32")  # the cache has the model's dtype
     told: list[str] = []
+    if flags.kv_cache_dtype.strip().lower() == "auto":
+        kv, told = auto_format(model, flags.engine, version=flags.version, quantization=flags.quantization)
+        if kv not in ("bf16", "fp16"):
+            flags = replace(flags, kv_cache_dtype=kv)
     if flags.engine == "vllm":
         if asked.version and asked.version != flags.version:
             told.append(
@@ -135,7 +138,8 @@ def _budget(
             told += block
     held = _rank_weights(quantized(model, flags.quantization), flags, device.generation == "rocm", draft)
     if flags.engine != "vllm":
-        return _static(model, device, flags, held, weights_bytes, kv_bytes)
+        static = _static(model, device, flags, held, weights_bytes, kv_bytes)
+        return replace(static, pool=static.pool._replace(assumptions=(*static.assumptions, *told)))
     outside, graph_memory = non_torch(device, flags), graph_estimate(model, device, flags)
     graphs = graph_memory if version_of(flags) >= _GRAPHS_TAKEN else 0.0
     share, counts = flags.gpu_memory_utilization or 0.0, stage_layers(len(model.layers), len(held.stages))

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import floor, inf
 from typing import TYPE_CHECKING
 
 from capplan.capacity.engines.budget import Budget, budget
+from capplan.capacity.engines.cache_format import auto_format
 from capplan.capacity.engines.defaults import with_defaults
 from capplan.capacity.engines.deployment import Deployment
 from capplan.capacity.engines.device import device_of
-from capplan.capacity.engines.weights import NARROWED, narrowed, quantized
+from capplan.capacity.engines.weights import NARROWED, narrowed
 from capplan.capacity.step_time.chip import Chip, chip_of
 from capplan.capacity.step_time.engine_steps import Engine, engine_steps
 from capplan.capacity.step_time.forward import Layout, layout, sequence_bytes
@@ -20,6 +21,8 @@ from capplan.models.spec import Model
 
 if TYPE_CHECKING:
     from capplan.hardware.spec import Gpu
+
+_NAMED = {"fp8_e4m3": "fp8", "fp8_e5m2": "fp8", "bfloat16": "bf16", "float16": "fp16"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +71,7 @@ def deployed(model: Model, gpu: Gpu, asked: Deployment) -> Deployed:
     """
     device = device_of(gpu)
     flags = with_defaults(model, device, asked)
-    kv, assumed = cache_format(quantized(model, flags.quantization), flags)
+    kv, assumed = cache_format(model, flags)
     if narrowed(model, flags.quantization):
         assumed.append(NARROWED)
     if any(getattr(part, "cross", False) for layer in model.layers for part in layer):
@@ -93,21 +96,13 @@ def deployed(model: Model, gpu: Gpu, asked: Deployment) -> Deployed:
     if flags.max_num_batched_tokens:
         engine = engine._replace(budget=float(flags.max_num_batched_tokens))
     chip = chip_of(gpu)
-    sixteen = asked.kv_cache_dtype == "auto" and kv in ("bf16", "fp16")
-    memory = budget(model, device, asked if sixteen else replace(asked, kv_cache_dtype=kv))
+    memory = budget(model, device, asked)
     return Deployed(model, gpu, flags, plan, chip, engine, memory, (*assumed, *chip.assumptions))
 
 
-def cache_format(held: Model, flags: Deployment) -> tuple[str, list[str]]:
-    """The format of the cache, by its name here; `auto` is what the engine takes for the checkpoint."""
-    said = flags.kv_cache_dtype
+def cache_format(model: Model, flags: Deployment) -> tuple[str, list[str]]:
+    """The format of the cache, by its name here; and what is taken for granted of `auto`."""
+    said = flags.kv_cache_dtype.strip().lower()
     if said != "auto":
-        return {"fp8_e4m3": "fp8", "fp8_e5m2": "fp8", "bfloat16": "bf16", "float16": "fp16"}.get(
-            said, said
-        ), []
-    own = held.quantization.kv if held.quantization else None
-    if own in ("fp8", "nvfp4"):
-        return own, [f"the checkpoint was made for an {own} cache, and auto takes it"]
-    if flags.engine == "tensorrt-llm" and held.dtype in ("fp8", "nvfp4"):
-        return "fp8", ["TensorRT-LLM's FP8 and NVFP4 checkpoints keep an FP8 cache"]
-    return ("bf16" if held.dtype not in ("fp16", "fp32") else held.dtype), []
+        return _NAMED.get(said, said), []
+    return auto_format(model, flags.engine, version=flags.version, quantization=flags.quantization)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from capplan.capacity.engines.budget import budget
+from capplan.capacity.engines.cache_format import auto_format
 from capplan.capacity.engines.deployment import Deployment
 from capplan.capacity.engines.device import device_of
 from capplan.capacity.questions.measured import Row, value, whole
@@ -110,7 +111,7 @@ def case(row: Row) -> Case:
         raise InputError(f"gpu {row['gpu'][:60]!r} is no row of the registry")
     resolved = _resolved(row["model"].strip(), row.get("weight_dtype", "").strip())
     quantization = _quantization(resolved, row.get("weight_dtype", "").strip())
-    kv = _kv(row, engine, quantization or resolved.model.dtype, resolved, gpu.id, assumed)
+    kv = _kv(row, engine, quantization, resolved, gpu.id, assumed)
     common = (row["model"].strip(), row.get("weight_dtype", "").strip(), quantization, kv, gpu.id, engine)
     workers = {phase: tuple(map(int, rest)) for phase, *rest in _WORKERS.findall(notes)}
     if workers:
@@ -220,11 +221,14 @@ def _poll(notes: str, engine: str, gpu: str, concurrency: float) -> float:
     return 1.0
 
 
-def _kv(row: Row, engine: str, weights: str, resolved: Resolved, gpu: str, assumed: list[str]) -> str:
+def _kv(
+    row: Row, engine: str, quantization: str | None, resolved: Resolved, gpu: str, assumed: list[str]
+) -> str:
     """The format of the cache: as said, as the benchmark's scripts set it, or the engine's for such a checkpoint."""
     said = row.get("kv_dtype", "").strip().lower()
     if said and said != "auto":
         return {"fp8_e4m3": "fp8", "bfloat16": "bf16", "float16": "fp16"}.get(said, said)
+    weights = quantization or resolved.model.dtype
     protocol = _protocol(row.get("notes", ""))
     if protocol and not said:
         found = _set_by(protocol, engine, resolved.model.id, weights, gpu)
@@ -232,10 +236,13 @@ def _kv(row: Row, engine: str, weights: str, resolved: Resolved, gpu: str, assum
             assumed.append(f"{found} cache, as the scripts of {protocol['word']} set it")
             return found
         return "bf16"
-    if engine == "tensorrt-llm" and weights in ("fp8", "nvfp4") and resolved.model.dtype != "mxfp4":
-        assumed.append("TensorRT-LLM's FP8 and NVFP4 checkpoints keep an FP8 cache")
-        return "fp8"
-    return "bf16"
+    plain = _resolved(row["model"].strip(), "").model
+    if plain.dtype != weights:  # a build of it that the row names by its format alone
+        found, told = auto_format(plain, engine, quantization=weights)
+    else:
+        found, told = auto_format(resolved.model, engine, quantization=quantization)
+    assumed += told
+    return found
 
 
 @cache
