@@ -61,8 +61,9 @@ def fail(message: str, code: ExitCode) -> int:
     """One line of bounded length on stderr, whatever the message holds."""
     if len(message) > LONGEST_ERROR:
         message = f"{message[: LONGEST_ERROR // 2]} ... {message[-LONGEST_ERROR // 4 :]}"
-    line = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in message)
-    sys.stderr.write(f"error: {line}\n")
+    from capplan.report import printable
+
+    sys.stderr.write(f"error: {printable(message)}\n")
     return code
 
 

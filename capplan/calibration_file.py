@@ -23,6 +23,8 @@ LARGEST = 2**24  # bytes of a file
 def read_text(path: str | PathLike[str], what: str) -> str:
     """A text file of bounded size. Raises DataFileError with one clause; `what` says which kind is accepted."""
     name = repr(str(path))
+    if not str(path).strip():
+        raise DataFileError(f"{name} names no file; {what} is accepted")
     try:
         if Path(path).is_dir():
             raise DataFileError(f"{name} is a folder; {what} is accepted")
@@ -50,7 +52,7 @@ def read_document(path: str | PathLike[str]) -> dict[str, Any]:
     name = repr(str(path))
     text = read_text(path, "a calibration file (capplan calibrate, capplan probe run)")
     try:
-        found = json.loads(text, parse_constant=_number, parse_float=_number)
+        found = json.loads(text, parse_constant=_number, parse_float=_number, object_pairs_hook=_object)
     except (ValueError, RecursionError) as error:
         raise DataFileError(f"{name} is not valid JSON: {_told(error)}") from error
     if not isinstance(found, dict) or not str(found.get("schema", "")).startswith("capplan.calibration/"):
@@ -66,6 +68,16 @@ def read_document(path: str | PathLike[str]) -> dict[str, Any]:
         same = False
     if not same:
         raise DataFileError(f"{name} was changed after it was written; measure again")
+    return found
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of JSON. Raises ValueError for one that says something twice, of which readers take one or the other."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"{twice[:60]!r} is there twice")
     return found
 
 
@@ -113,6 +125,8 @@ def write_document(path: str | PathLike[str], document: Mapping[str, Any]) -> No
 def check_place(path: str | PathLike[str]) -> None:
     """Raises InputError where a calibration can't be written to: told before minutes are spent on measuring one."""
     target, name = Path(path), repr(str(path))
+    if not str(path).strip():
+        raise InputError(f"{name} names no file; a path to write to is accepted")
     try:
         if target.exists():
             with target.open("rb") as file:

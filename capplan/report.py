@@ -28,6 +28,28 @@ class Report:
     warnings: tuple[str, ...] = ()
 
 
+def printable(text: str) -> str:
+    """A text with what a terminal would obey, or could not show, spelt out: what a file calls itself is anybody's."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def escaped(report: Report) -> Report:
+    """A report all of whose words can be printed."""
+    tables = (
+        Table(
+            tuple(tuple(map(printable, row)) for row in table.rows),
+            tuple(map(printable, table.columns)),
+            printable(table.title),
+            table.words,
+        )
+        for table in report.tables
+    )
+    notes = (tuple(map(printable, lines)) for lines in (report.assumptions, report.warnings))
+    return Report(printable(report.headline), tuple(tables), *notes)
+
+
 def _aligned(table: Table) -> list[str]:
     """Label on the left, figure on the right; without column heads, a third column is a note on the left."""
     rows = [table.columns, *table.rows] if table.columns else list(table.rows)
@@ -46,6 +68,7 @@ def _aligned(table: Table) -> list[str]:
 
 def to_text(report: Report) -> str:
     """Plain text, for a terminal or a log."""
+    report = escaped(report)
     parts = [report.headline]
     for table in report.tables:
         lines = ["  " + line for line in _aligned(table)]
@@ -65,6 +88,7 @@ def to_markdown(report: Report) -> str:
         padded = [cell.replace("|", r"\|") for cell in (*cells, *[""] * (count - len(cells)))]
         return f"| {' | '.join(padded)} |"
 
+    report = escaped(report)
     parts = [f"**{report.headline}**"]
     for table in report.tables:
         count = max(len(row) for row in (table.columns, *table.rows))
@@ -92,6 +116,7 @@ def to_html(report: Report) -> str:
             for a, cell in zip(align, row, strict=True)
         )
 
+    report = escaped(report)
     parts = [f"<p><b>{escape(report.headline)}</b></p>"]
     for table in report.tables:
         caption = f"<caption>{escape(table.title)}</caption>" if table.title else ""

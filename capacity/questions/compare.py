@@ -149,6 +149,13 @@ def compare(
     for each in calibrations if isinstance(calibrations, Iterable) else (calibrations,):
         if not isinstance(each, Calibration):
             raise InputError(f"calibration {each!r} is not one that read_calibration gave")
+    by_gpu: dict[str | None, str] = {}
+    for each in calibrations:
+        if each.gpu in by_gpu:
+            raise InputError(
+                f"calibrations {by_gpu[each.gpu]!r} and {each.name!r} are both of {each.gpu!r}; give one"
+            )
+        by_gpu[each.gpu] = each.name
     measured = {found.gpu or str(found.device.get("name")): found for found in calibrations}
     if unused := sorted(set(measured) - {card.id for card in cards}):
         raise InputError(

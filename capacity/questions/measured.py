@@ -40,6 +40,8 @@ def read_table(
 
 def _text(path: str | PathLike[str], name: str) -> str:
     where = Path(path)
+    if not str(path).strip():
+        raise DataFileError(f"{name} names no file; a CSV file is accepted")
     try:
         if where.is_dir():
             raise DataFileError(f"{name} is a folder; a CSV file is accepted")

@@ -74,5 +74,5 @@ def command(
         tp=tp,
     )
     write_document(out, document)
-    sys.stderr.write(f"note: wrote {out}; perf, compare and others take it with --calibration\n")
+    sys.stderr.write(f"note: wrote {printable(out)}; perf, compare and others take it with --calibration\n")
     raise typer.Exit(emit(noted(answer, out), as_json=json, as_csv=csv, explain=explain))

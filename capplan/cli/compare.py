@@ -44,7 +44,7 @@ def command(
         typer.Option(
             "--calibration",
             metavar="FILE",
-            help="A calibration file (capplan calibrate) of one of the GPUs; may be repeated.",
+            help="A calibration file (calibrate, probe run) of one of the GPUs; may be repeated.",
             show_default=False,
         ),
     ] = None,
@@ -81,6 +81,6 @@ def command(
         osl=deploying.tokens("--osl", osl),
         concurrency=load,
         tp=tp,
-        calibrations=[found for path in calibration or () if (found := deploying.calibration(path))],
+        calibrations=deploying.calibrations(calibration),
     )
     raise typer.Exit(emit(answer, as_json=json, as_csv=csv, explain=explain, plot=plot))

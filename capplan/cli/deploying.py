@@ -37,11 +37,12 @@ MaxNumBatchedTokens = Annotated[str | None, _flag("--max-num-batched-tokens", "T
 Isl = Annotated[str, typer.Option("--isl", metavar="TOKENS", help="Tokens of a prompt.")]
 Osl = Annotated[str, typer.Option("--osl", metavar="TOKENS", help="Tokens of an answer.")]
 CalibrationFile = Annotated[
-    str | None,
-    _flag(
+    list[str] | None,
+    typer.Option(
         "--calibration",
-        "FILE",
-        "Measured constants: of the engine (capplan calibrate), or of the GPU's kernels (capplan probe run).",
+        metavar="FILE",
+        help="Measured constants: of the engine (capplan calibrate), or of the GPU's kernels (capplan probe run).",
+        show_default=False,
     ),
 ]
 
@@ -127,10 +128,28 @@ def names(option: str, texts: list[str]) -> list[str]:
     return found
 
 
-def calibration(path: str | None) -> Calibration | None:
-    """The calibration file of --calibration."""
-    if path is None:
-        return None
+def calibration(paths: list[str] | None) -> Calibration | None:
+    """The calibration file of --calibration. Raises InputError for several.
+
+    Constants of an engine are what a benchmark leaves to explain after the kernels as shipped: over measured ones they
+    would stand for something else.
+    """
+    found = calibrations(paths)
+    if len(found) < 2:
+        return found[0] if found else None
+    names = " and ".join(repr(each.name) for each in found)
+    if {each.engine is None for each in found} == {True, False}:
+        raise InputError(
+            f"--calibration {names}: one is of an engine and was fitted over the kernels as shipped, the other is of "
+            "kernels; give one of them"
+        )
+    raise InputError(f"--calibration {names}: {len(found)} files are given; one is accepted")
+
+
+def calibrations(paths: list[str] | None) -> list[Calibration]:
+    """All files of --calibration."""
+    if not paths:
+        return []
     from capplan.capacity.step_time.calibration import read_calibration
 
-    return read_calibration(path)
+    return [read_calibration(path) for path in paths]

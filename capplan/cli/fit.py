@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from capplan.cli import deploying
 from capplan.cli import options as opt
 from capplan.cli.render import emit, only_one
 from capplan.errors import ExitCode, InputError, UnknownNameError
 
 if TYPE_CHECKING:
     from capplan.capacity.engines.deployment import Deployment
-    from capplan.capacity.step_time.calibration import Calibration
 
 _GROUP = "With an engine: what it will do with the memory"
 
@@ -90,9 +90,12 @@ def command(
         _flag("--emit", "ENGINE", "Print the command line that serves it so: vllm, sglang or trtllm."),
     ] = None,
     calibration: Annotated[
-        str | None,
+        list[str] | None,
         typer.Option(
-            "--calibration", metavar="FILE", help="A file of capplan probe run: the memory that it saw."
+            "--calibration",
+            metavar="FILE",
+            help="A file of capplan probe run: the memory that it saw.",
+            show_default=False,
         ),
     ] = None,
     json: opt.Json = False,
@@ -152,7 +155,7 @@ def command(
             gpu,
             deployment,
             contexts=opt.context_list(context),
-            calibration=_calibration(calibration),
+            calibration=deploying.calibration(calibration),
         )
         if command_for is not None:
             _print_command(deployment, asked, command_for)
@@ -169,17 +172,9 @@ def command(
         contexts=opt.context_list(context),
         reserve=opt.size("--reserve", reserve),
         tier=tier,
-        calibration=_calibration(calibration),
+        calibration=deploying.calibration(calibration),
     )
     raise typer.Exit(emit(answer, as_json=json, as_csv=csv, explain=explain, plot=plot))
-
-
-def _calibration(path: str | None) -> Calibration | None:
-    if path is None:
-        return None
-    from capplan.capacity.step_time.calibration import read_calibration
-
-    return read_calibration(path)
 
 
 def _deployment(flags: dict[str, Any], weights: str, kv: str) -> Deployment:

@@ -6,6 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import cycle
 from typing import TYPE_CHECKING, Any
 
+from capplan.report import printable
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
@@ -36,7 +38,8 @@ def draw(answer: ProbeReport) -> Figure:
             axes.legend(frameon=False, fontsize=8)
         elif not axes.has_data():
             axes.text(0.5, 0.5, "not measured", ha="center", transform=axes.transAxes, color=_GREY)
-    figure.suptitle(f"{answer.device}, {answer.inputs['created_utc'][:10]}: {answer.verdict}", fontsize=11)
+    title = f"{printable(answer.device)}, {answer.inputs['created_utc'][:10]}: {answer.verdict}"
+    figure.suptitle(title.replace("$", r"\$"), fontsize=11)
     return figure
 
 
@@ -45,7 +48,10 @@ def _by(
 ) -> Iterator[tuple[str, str, list[Mapping[str, Any]]]]:
     """Rows of probes by what their cases say of some keys: the name, a colour, and the rows."""
     own = [row for row in rows if row["probe"] in probes]
-    names = [" ".join(str(row["case"][key]) for key in keys if key in row["case"]) for row in own]
+    names = [
+        printable(" ".join(str(row["case"][key]) for key in keys if key in row["case"])).replace("$", r"\$")
+        for row in own
+    ]
     for name, colour in zip(dict.fromkeys(names), cycle(_LINES), strict=False):
         yield name, colour, [row for row, said in zip(own, names, strict=True) if said == name]
 

@@ -34,7 +34,9 @@ def emit(
     elif as_csv:
         print_csv(answer.sweep())
     elif explain:
-        print(answer.explain())
+        from capplan.report import printable
+
+        print("\n".join(map(printable, answer.explain().split("\n"))))
     else:
         print_report(answer.report())
         if is_terminal():
@@ -70,12 +72,17 @@ def print_csv(rows: Sequence[dict[str, Any]]) -> None:
     """One row a line, under the names of the JSON."""
     import csv
 
+    from capplan.report import printable
+
     if not rows:
         return
     columns = list(dict.fromkeys(key for row in rows for key in row))
     writer = csv.DictWriter(sys.stdout, columns, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows({key: _whole(value) for key, value in row.items()} for row in rows)
+    csv.writer(sys.stdout, lineterminator="\n").writerow(map(printable, columns))
+    writer.writerows(
+        {key: printable(value) if isinstance(value, str) else _whole(value) for key, value in row.items()}
+        for row in rows
+    )
 
 
 def is_terminal(stream: TextIO | None = None) -> bool:
@@ -126,11 +133,12 @@ def _narrowed(table: Table, columns: int) -> tuple[Table, Row]:
 
 def print_report(report: Report) -> None:
     """The report as plain text, or with rich's tables in a terminal."""
-    if not is_terminal():
-        from capplan.report import to_text
+    from capplan.report import escaped, to_text
 
+    if not is_terminal():
         print(to_text(report))
         return
+    report = escaped(report)
     from rich.console import Console
     from rich.table import Table as Grid
     from rich.text import Text

@@ -348,6 +348,125 @@ def test_report_says_what_slow_collectives_change(file: Callable[..., Path]) -> 
     assert any("on 8 x h200-sxm" in text for text in found.assumptions)
 
 
+# --- the files ------------------------------------------------------------------------------------------------
+
+
+def engine_file(path: Path) -> Path:
+    """A calibration of an engine, as small as one can be."""
+    leaf = {"value": 0.1, "unit": "s", "lo": 0.1, "hi": 0.1, "n": 9, "from": [], "trust": "measured"}
+    document = {
+        "schema": "capplan.calibration/1",
+        "created_utc": "2026-11-29T12:00:00+00:00",
+        "device": {"kind": "cuda", "sku_guess": "h200-sxm"},
+        "engine": {"name": "vllm", "version": None},
+        "model": "llama-3.1-8b",
+        "derived": {"step_model": dict.fromkeys(("step", "ttft_error_p90", "tpot_error_p90"), leaf)},
+        "quality": {"verdict": "ok"},
+    }
+    path.write_text(json.dumps(sealed(document)))
+    return path
+
+
+ASKED = {
+    "perf": ("--concurrency", "4"),
+    "decode": ("--batch", "4"),
+    "prefill": ("--context", "2000"),
+    "ops": ("--batch", "4"),
+    "fit": (),
+    "compare": ("--concurrency", "4"),
+}
+
+
+@pytest.mark.parametrize("command", ASKED)
+def test_two_calibrations_are_refused_and_none_is_dropped(command: str, tmp_path: Path, run: Run) -> None:
+    engine = str(engine_file(tmp_path / "engine.json"))
+    where = ("--gpus", "h200,h100") if command == "compare" else ("--gpu", "h200")
+    line = (command, "llama-3.1-8b", *where, *ASKED[command])
+    for files, message in (
+        (
+            (engine, str(MADE)),
+            "'engine.json' and 'made.json': one is of an engine and was fitted over the kernels",
+        ),
+        ((str(MADE), engine), "'made.json' and 'engine.json': one is of an engine"),
+        ((str(MADE), str(MADE)), "2 files are given; one is accepted"),
+    ):
+        code, out, err = run(*line, "--calibration", files[0], "--calibration", files[1])
+        assert (code, out, err.count("\n")) == (2, "", 1)
+        assert (message if command != "compare" else "are both of 'h200-sxm'; give one") in err
+
+
+@pytest.mark.parametrize("command", [*ASKED, "report", "validate", "probe compare"])
+def test_a_blank_name_is_no_folder(command: str, run: Run) -> None:
+    where = ("--gpus", "h200,h100") if command == "compare" else ("--gpu", "h200")
+    line = (command, "llama-3.1-8b", *where, *ASKED.get(command, ()), "--calibration", "")
+    if command not in ASKED:
+        line = (
+            "probe",
+            *command.removeprefix("probe ").split(),
+            "",
+            *[str(MADE)] * (command == "probe compare"),
+        )
+    code, out, err = run(*line)
+    assert (code, out) == (2, "")
+    assert (
+        err
+        == "error: '' names no file; a calibration file (capplan calibrate, capplan probe run) is accepted\n"
+    )
+
+
+def test_what_a_file_says_twice_is_not_guessed(tmp_path: Path) -> None:
+    """Readers of JSON take the last of two: the sum over what was read would hold for a file that others read otherwise."""
+    text = MADE.read_text()
+    path = tmp_path / "twice.json"
+    for old, name in (('"profile": ', "profile"), ('"sm_count": ', "sm_count")):
+        path.write_text(text.replace(old, f'{old}"quick", {old}', 1))
+        with pytest.raises(DataFileError, match=f"is not valid JSON: '{name}' is there twice"):
+            read_document(path)
+
+
+EVIL = "a\x1b[31m\r\u202eb\ud800"
+
+
+def evil(made: dict[str, Any]) -> None:
+    """Words that a terminal obeys, wherever a file has some."""
+    made["device"]["name"] = made["label"] = made["capplan_version"] = EVIL
+    made["quality"]["warnings"] = [EVIL]
+    made["derived"][EVIL] = {EVIL: made["derived"]["hbm"]["t0"] | {"unit": EVIL}}
+    made["stack"] |= {"driver": EVIL, "host_cpu": EVIL}
+    row = made["results"][0]
+    row |= {"probe": EVIL, "reason": EVIL, "status": "warn", "kernel": EVIL, "notes": [EVIL], "formula": EVIL}
+    row["case"] = {EVIL: EVIL}
+
+
+@pytest.mark.parametrize("form", [(), ("--csv",), ("--json",)])
+@pytest.mark.parametrize("command", ["report", "validate", "compare", "plan", "explain"])
+def test_nothing_of_a_file_is_obeyed_by_a_terminal(
+    command: str, form: tuple[str, ...], document: Made, tmp_path: Path, run: Run
+) -> None:
+    path = tmp_path / "evil\x1b[31m.json"
+    path.write_text(json.dumps(sealed(document(change=evil))))
+    line = {
+        "compare": ("probe", "compare", str(MADE), str(path), *form),
+        "plan": (
+            "perf",
+            "llama-3.1-8b",
+            "--gpu",
+            "h200",
+            "--concurrency",
+            "4",
+            "--calibration",
+            str(path),
+            *form,
+        ),
+        "explain": ("decode", "llama-3.1-8b", "--gpu", "h200", "--calibration", str(path), "--explain"),
+    }.get(command, ("probe", command, str(path), *form))
+    code, out, err = run(*line)
+    assert code in (0, 1), err
+    assert [text for text in (out, err) if not text.replace("\n", "").isprintable()] == []
+    if command == "report" and not form:
+        assert r"a\x1b[31m\r\u202eb\ud800" in out
+
+
 # --- report and validate --------------------------------------------------------------------------------------
 
 
