@@ -10,6 +10,7 @@ import typer
 from capplan.cli import deploying
 from capplan.cli import options as opt
 from capplan.cli.render import emit, only_one
+from capplan.report import printable
 
 
 def command(
