@@ -269,6 +269,19 @@ def test_every_instance_has_its_own_prefix_cache(run: Run, talks: Path) -> None:
     assert pools["hit_rate"] == pytest.approx(28 / 36)
 
 
+def test_requests_go_where_the_fewest_are(run: Run, tmp_path: Path) -> None:
+    """Every other answer is long: in turn, one of two instances gets all of them, and its queue grows."""
+    path = tmp_path / "trace.csv"
+    rows = "".join(f"{k * 0.2},200,{1500 if k % 2 else 10}\n" for k in range(200))
+    path.write_text("arrival_s,input_tokens,output_tokens\n" + rows)
+    line = ("--trace", str(path), "--instances", "2", "--max-num-seqs", "24")
+    least = result(run, *line, "--routing", "least-loaded")
+    turns = result(run, *line, code=1)
+    assert turns["saturated"]
+    assert not least["saturated"]
+    assert "4 x waiting + running" in run(*LINE, *line, "--routing", "least-loaded")[1]
+
+
 def test_rules_without_a_prefix_cache_say_so(run: Run, talks: Path) -> None:
     line = (*LINE, "--trace", str(talks))
     assert "every prompt is computed whole" in run(*line, "--preemption", "swap")[1]
@@ -301,6 +314,11 @@ def test_rules_without_a_prefix_cache_say_so(run: Run, talks: Path) -> None:
         ),
         (("--concurrency", "2", "--burstiness", "2"), "--burstiness is of drawn arrivals"),
         (("--rate", "1", "--enable-prefix-caching"), "prompts whose blocks are not known"),
+        (("--rate", "1", "--routing", "least"), "unknown routing 'least'; one of round-robin, least-loaded"),
+        (
+            ("--concurrency", "4", "--instances", "2", "--routing", "least-loaded"),
+            "with a concurrency each comes where one left",
+        ),
         (("--rate", "1", "--watermark", "1"), "watermark 1.0 is not a share"),
         (("--rate", "1", "--warm-up", "1"), "warm-up 1.0 is not a share"),
         (("--rate", "1", "--timeout", "0s"), "timeout 0.0 is not a time of more than 0 s"),

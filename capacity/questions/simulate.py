@@ -212,6 +212,7 @@ def simulate(
     preemption: str = "recompute",
     prefix_caching: bool | None = None,
     watermark: float = 0.0,
+    routing: str = "round-robin",
     speculation: Speculation | None = None,
     draft_cost: float = 0.0,
     instances: int = 1,
@@ -234,7 +235,7 @@ def simulate(
     prefix_caching: whether prompts take up blocks of their beginning that are still there; None is as vLLM does, where the
     requests come with ids of their blocks.
     speculation: tokens drafted a pass, and how often they hold; draft_cost: time of a draft's pass over the target's.
-    instances: of the deployment, which take requests in turn; pools: prefill and decode instances instead,
+    instances: of the deployment; routing: round-robin, or least-loaded as vLLM's data-parallel balancer does; pools: prefill and decode instances instead,
     with the cache over link: gpu, pcie or network of the GPU's record, or a bandwidth [byte/second] of an instance;
     None is the GPUs' own within a node, else the network.
     warm_up: share of the requests, the first, that latencies leave out. progress: called with requests done, of all.
@@ -278,6 +279,7 @@ def simulate(
         "preemption": preemption,
         "prefix_caching": caching,
         "watermark": watermark,
+        "routing": routing,
         "speculated": speculation.tokens if speculation else None,
         "acceptance": speculation.acceptance if speculation else None,
         "draft_cost": draft_cost if speculation else None,
@@ -300,6 +302,7 @@ def simulate(
         "preemption": preemption,
         "prefix_caching": caching,
         "watermark": watermark,
+        "routing": routing,
         "max_model_len": found.flags.max_model_len,
         "swap_s_per_block": _swap_time(found) if preemption == "swap" else 0.0,
     }
@@ -339,6 +342,8 @@ def simulate(
         gpus, block = found.gpus * sum(pools), service.decode.block_size
         blocks = both.prefill.blocks * both.prefill.replicas + both.decode.blocks * both.decode.replicas
         work.assume(f"the cache goes from pool to pool over {service.link.name}, layer by layer")
+    if routing != "round-robin":
+        work.assume("a request goes where 4 x waiting + running is least, as counted when it comes")
     work.assume(SIMULATED)
     outcome = loop.simulate(workload, service, progress=progress)
     low, high = _range(found, outcome)

@@ -19,7 +19,7 @@ from itertools import cycle, islice
 from math import inf, isnan, nextafter
 
 from capplan.capacity.simulator.journal import Journal
-from capplan.capacity.simulator.loop import Chunk, Replica
+from capplan.capacity.simulator.loop import Chunk, Replica, Router, is_routed
 from capplan.capacity.simulator.requests import Disaggregated, Link
 from capplan.errors import InputError
 
@@ -38,6 +38,8 @@ def run_pools(journal: Journal, service: Disaggregated, jumps: bool) -> list[Rep
     pools = _Pools(journal, service, jumps)
     while True:
         prefill = min(pools.prefill, key=_clock)
+        if pools.route(_clock(prefill)):
+            continue
         decode = min(pools.decode, key=_clock)
         if _clock(prefill) == _clock(decode) == inf:
             return [*pools.prefill, *pools.decode]
@@ -73,7 +75,11 @@ class _Pools:
         everyone = iter(range(len(workload)))
         self.spare: Iterator[int] = iter(())
         first: list[Iterable[int]] = [range(k, len(workload), prefill) for k in range(prefill)]
-        if workload.concurrency is not None:
+        self.coming: deque[int] = deque()  # to be routed
+        if is_routed(workload, service.prefill):
+            self.coming.extend(everyone)
+            first = [()] * prefill
+        elif workload.concurrency is not None:
             now = list(islice(everyone, workload.concurrency))
             first = [now[k::prefill] for k in range(prefill)]
             self.spare = everyone
@@ -84,6 +90,15 @@ class _Pools:
         ]
         self.decode = [Decode(self, jumps) for _ in range(decode)]
         self.turn = cycle(self.prefill)
+        self.router = Router(self.prefill)
+
+    def route(self, now: float) -> bool:
+        """Give the next request to a prefill replica, if it comes before any of them goes on; whether it did."""
+        if not self.coming or self.journal.arrival[self.coming[0]] > now:
+            return False
+        i = self.coming.popleft()
+        self.router.give(i, self.journal.arrival[i])
+        return True
 
     def leave(self, now: float) -> None:
         self.journal.left += 1
@@ -130,6 +145,7 @@ class Prefill(Replica):
         return min(super().next_event(), self.releases[0][0] if self.releases else inf)
 
     def leave(self) -> None:
+        self.count_leaving()
         self.pools.leave(self.now)
 
     def prefilled(self, i: int, began: float) -> None:
@@ -147,6 +163,7 @@ class Prefill(Replica):
                 self.finish(i)
                 return
         del self.running[i]
+        self.count_leaving()
         self.pools.hand_over(Prompt(i, began, self.now, blocks, self))
 
 

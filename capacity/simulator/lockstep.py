@@ -13,9 +13,9 @@ from typing import Any
 from capplan.capacity.simulator.loop import Chunk, Replica, passes_until, sum_of_passes
 
 
-def run_together(ranks: Sequence[Replica]) -> None:
-    """Run all that comes to these ranks, pass by pass of all of them."""
-    while True:
+def run_together(ranks: Sequence[Replica], until: float = inf) -> None:
+    """Run what comes to these ranks, pass by pass of all of them: turns that begin before `until`."""
+    while ranks[0].now < until:
         ranks[0].journal.turn()
         for rank in ranks:
             rank.receive()
@@ -25,12 +25,12 @@ def run_together(ranks: Sequence[Replica]) -> None:
         if any(chunks):
             _prompt_pass(ranks, chunks)
         elif any(rank.batch for rank in ranks):
-            _decode_passes(ranks)
+            _decode_passes(ranks, until)
         elif any(rank.swapping for rank in ranks):
             _spend(ranks, 0.0)
         else:
-            soonest = min(rank.next_event() for rank in ranks)
-            if soonest == inf:
+            soonest = max(ranks[0].now, min(rank.next_event() for rank in ranks))
+            if soonest >= until:
                 return
             for rank in ranks:
                 rank.now = max(rank.now, soonest)
@@ -74,7 +74,7 @@ def _prompt_pass(ranks: Sequence[Replica], chunks: list[list[Chunk]]) -> None:
             _idle(rank, seconds)
 
 
-def _decode_passes(ranks: Sequence[Replica]) -> None:
+def _decode_passes(ranks: Sequence[Replica], until: float) -> None:
     """One pass of all, or as many as are alike and have the same rank as the slowest."""
     most = [each for rank in ranks if (each := rank.alike())]
     decoding = [rank for rank in ranks if rank.batch]
@@ -92,7 +92,7 @@ def _decode_passes(ranks: Sequence[Replica]) -> None:
     for other, more in series:
         if more > by:  # it becomes the slowest
             passes = min(passes, max(1, ceil((first - other) / (more - by))))
-    left = min(rank.horizon() for rank in ranks) - ranks[0].now
+    left = min(until, *(rank.horizon() for rank in ranks)) - ranks[0].now
     if swapped:
         passes = 1
     elif left < inf:

@@ -15,7 +15,7 @@ for batches at the level of passes, and of requests (static).
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from heapq import heappop, heappush
 from itertools import islice
 from math import ceil, inf, isnan, sqrt
@@ -24,6 +24,7 @@ from typing import NamedTuple
 from capplan.capacity.simulator.journal import Journal, Progress, Samples
 from capplan.capacity.simulator.prefix_cache import PrefixCache
 from capplan.capacity.simulator.requests import CacheUse, Disaggregated, Outcome, Service, Workload
+from capplan.errors import InputError
 
 Chunk = tuple[int, int, int]  # of a prompt: the request, tokens, and tokens computed before
 
@@ -56,22 +57,68 @@ def simulate(
         blocks = service.prefill.blocks * service.prefill.replicas
         blocks += service.decode.blocks * service.decode.replicas
     else:
+        routed = is_routed(workload, service)
         replicas = [
-            Replica(service, journal, *arrivals(workload, k, service.replicas), jumps=jumps)
+            Replica(
+                service,
+                journal,
+                *(((), None) if routed else arrivals(workload, k, service.replicas)),
+                jumps=jumps,
+            )
             for k in range(service.replicas)
         ]
-        for k in range(0, service.replicas, service.ranks):
-            if service.ranks == 1:
-                replicas[k].run()
-            else:
-                from capplan.capacity.simulator.lockstep import run_together
-
-                run_together(replicas[k : k + service.ranks])
+        if routed:
+            router = Router(replicas)
+            for i, now in enumerate(journal.arrival):
+                run(replicas, service.ranks, now)
+                router.give(i, now)
+        run(replicas, service.ranks)
         for replica in replicas:
             replica.sample()
         blocks = service.blocks * service.replicas
     caches = tuple(CacheUse(r.asked_tokens, r.found_tokens) for r in replicas if r.cache)
     return journal.outcome([r.samples for r in replicas], max(r.now for r in replicas), blocks, caches)
+
+
+def run(replicas: list[Replica], ranks: int, until: float = inf) -> None:
+    """All turns that begin before `until`: of each replica by itself, or of so many together."""
+    if ranks == 1:
+        for replica in replicas:
+            replica.run(until)
+        return
+    from capplan.capacity.simulator.lockstep import run_together
+
+    for k in range(0, len(replicas), ranks):
+        run_together(replicas[k : k + ranks], until)
+
+
+def is_routed(workload: Workload, service: Service) -> bool:
+    """Whether it hangs on the replicas' load which of them gets a request; else each can be run by itself.
+
+    Raises InputError for a closed loop.
+    """
+    if service.routing == "round-robin" or service.replicas == 1:
+        return False
+    if workload.concurrency is not None:
+        raise InputError(
+            f"routing {service.routing!r} is of requests that come by themselves; with a concurrency each comes where one "
+            "left: round-robin is accepted"
+        )
+    return True
+
+
+class Router:
+    """Gives each request to the replica with the fewest; among equals in turn."""
+
+    def __init__(self, replicas: Sequence[Replica]) -> None:
+        self.replicas, self.turn = replicas, 0
+
+    def give(self, i: int, now: float) -> None:
+        """All replicas have run all that begins before now."""
+        count = len(self.replicas)
+        at = min(range(count), key=lambda k: (self.replicas[k].score(now), (k - self.turn) % count))
+        self.replicas[at].inbox.append(i)
+        self.turn = at + 1
 
 
 def arrivals(workload: Workload, k: int, replicas: int) -> tuple[Iterable[int], Iterator[int]]:
@@ -124,6 +171,7 @@ class Replica:
             self.inbox.extend(self.coming)
         self.spare = spare or iter(())
         self.now, self.idle = 0.0, False
+        self.leaving = (0.0, 0)  # when somebody left last, and how many did then
         self.samples = Samples()
 
         # flags, as the loop reads them
@@ -197,6 +245,11 @@ class Replica:
     def sample(self) -> None:
         self.samples.add(self.now, len(self.running), self.queued(), self.service.blocks - self.free)
 
+    def score(self, now: float) -> int:
+        """How loaded it is, as vLLM's balancer counts; who leaves with the pass under way is still here."""
+        running = len(self.running) + (self.leaving[1] if self.leaving[0] > now else 0)
+        return 4 * (self.queued() + len(self.inbox)) + running
+
     def queued(self) -> int:
         return len(self.waiting) + len(self.preempted)
 
@@ -240,11 +293,15 @@ class Replica:
 
     def leave(self) -> None:
         """One is gone: in a closed loop another comes. What a client does that gave up (a retry) would go here."""
+        self.count_leaving()
         self.journal.left += 1
         following = next(self.spare, None)
         if following is not None:
             self.journal.arrival[following] = self.now
             self.inbox.append(following)
+
+    def count_leaving(self) -> None:
+        self.leaving = (self.now, self.leaving[1] + 1 if self.leaving[0] == self.now else 1)
 
     # --- clients that do not wait ---------------------------------------------------------------------------------
 

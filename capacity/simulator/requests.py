@@ -129,17 +129,20 @@ class Speculation:
 
 SCHEDULERS = ("mixed", "prefill-first", "static")
 PREEMPTIONS = ("recompute", "swap")
+ROUTINGS = ("round-robin", "least-loaded")
 
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """What a replica runs on, and by which rules; `replicas` of them take requests in turn.
+    """What a replica runs on, and by which rules.
 
     scheduler: `mixed` puts prompts beside decoding sequences (vLLM v1, Sarathi's stall-free batches), `prefill-first`
     lets them wait (vLLM v0, SGLang), `static` runs a batch to its end before the next.
     chunked: whether a prompt is divided where max_num_batched_tokens ends; if not, one that is longer goes alone.
     long_prefill_token_threshold: the most that a pass takes of one prompt, so that others go beside it (vLLM's flag; None: no
     limit); only where prompts are divided.
+    routing: which of the replicas gets a request: the next in turn, or the one with the fewest, of which one that waits
+    counts as four that run (vLLM's data-parallel balancer, with counts of the moment; vLLM's are up to 0.1 s old).
     prefix_caching: whether a prompt takes up blocks of its beginning that are still there (simulator.prefix_cache); it does
     nothing for a workload without prefix blocks.
     """
@@ -161,6 +164,7 @@ class Service:
     ranks: int = 1  # replicas whose passes go together: data-parallel ranks whose experts are one set
     speculation: Speculation | None = None
     prefix_caching: bool = False
+    routing: str = "round-robin"
 
     def __post_init__(self) -> None:
         for name in ("blocks", "block_size", "max_num_seqs", "max_num_batched_tokens", "replicas"):
@@ -170,7 +174,11 @@ class Service:
             raise InputError(
                 f"long_prefill_token_threshold {self.long_prefill_token_threshold!r} is not a whole number of 1 or more"
             )
-        for name, names in (("scheduler", SCHEDULERS), ("preemption", PREEMPTIONS)):
+        for name, names in (
+            ("scheduler", SCHEDULERS),
+            ("preemption", PREEMPTIONS),
+            ("routing", ROUTINGS),
+        ):
             if getattr(self, name) not in names:
                 nearest = near_misses(getattr(self, name), names, 1)
                 hint = f"; did you mean {nearest[0]!r}?" if nearest else ""

@@ -95,8 +95,9 @@ def command(
         _option("--link", "LINK", "Between pools: gpu, pcie, network, or a bandwidth such as 50GB/s."),
     ] = None,
     instances: Annotated[
-        int, typer.Option("--instances", metavar="COUNT", help="Deployments that take requests in turn.")
+        int, typer.Option("--instances", metavar="COUNT", help="Deployments side by side.")
     ] = 1,
+    routing: workloads.Routing = "round-robin",
     weights: opt.Weights = "auto",
     kv: opt.KvDtype = "auto",
     tp: deploying.Tp = None,
@@ -170,6 +171,7 @@ def command(
             long_prefill_token_threshold=long_prefill_token_threshold,
             preemption=preemption,
             prefix_caching=prefix_caching,
+            routing=routing,
             watermark=opt.share("--watermark", watermark),
             speculation=_speculation(speculated, acceptance),
             draft_cost=opt.share("--draft-cost", draft_cost),

@@ -41,6 +41,12 @@ PrefixCaching = Annotated[
         show_default=False,
     ),
 ]
+Routing = Annotated[
+    str,
+    typer.Option(
+        "--routing", metavar="RULE", help="To instances: round-robin, or least-loaded as vLLM balances."
+    ),
+]
 Seed = Annotated[int, typer.Option("--seed", metavar="NUMBER", help="Which requests are drawn.")]
 
 
