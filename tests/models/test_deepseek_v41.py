@@ -140,6 +140,14 @@ def test_mimo_pro_has_heads_of_its_own_in_windows() -> None:
     assert row.parameters_active / 1e9 == pytest.approx(42, abs=0.5)
 
 
+def test_mimo_v2_5_is_its_flash_with_a_longer_context() -> None:
+    row, flash = model("XiaomiMiMo/MiMo-V2.5"), model("mimo-v2-flash")
+    assert row.parameters_total == flash.parameters_total
+    assert row.parameters_total / 1e9 == pytest.approx(310 - 0.73 - 0.26, rel=2e-3)  # without its towers
+    assert sum(getattr(layer[0], "window", 0) is None for layer in row.layers) == 9
+    assert cache(row).slope == cache(flash).slope
+
+
 def test_the_fp4_build_of_mimo_pro_has_its_experts_in_mxfp4_alone() -> None:
     row = model("XiaomiMiMo/MiMo-V2.5-Pro-FP4-DFlash")
     formats: dict[str, set[str | None]] = {}
