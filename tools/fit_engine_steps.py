@@ -44,7 +44,7 @@ BOUNDS = {
     "request_us": (0, 100_000, 5_000),
     "queue": (0, 4, 0.2),
     "together": (0, 1, 0.1),
-    "imbalance": (1.0, 2.5, 0.1),
+    "imbalance": (0.0, 1.5, 0.1),
     "routing": (0.6, 1.0, 0.03),
 }
 SHARED = ("imbalance", "routing")

@@ -95,6 +95,8 @@ def deployed(model: Model, gpu: Gpu, asked: Deployment) -> Deployed:
     engine = engine_steps(flags.engine)
     if flags.max_num_batched_tokens:
         engine = engine._replace(budget=float(flags.max_num_batched_tokens))
+    if flags.enforce_eager:
+        engine = engine._replace(graphs=False)
     chip = chip_of(gpu)
     memory = budget(model, device, asked)
     return Deployed(model, gpu, flags, plan, chip, engine, memory, (*assumed, *chip.assumptions))

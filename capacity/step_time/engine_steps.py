@@ -31,11 +31,12 @@ class Engine(NamedTuple):
     together: (
         float  # where prompts go first and lengths are alike: the share of requests that come all at once
     )
-    imbalance: float  # rows of the fullest rank of an expert-parallel group against the mean
+    imbalance: float  # rows of the fullest of many expert-parallel ranks beyond the mean, as a share of it
     routing: float  # tokens to this power hit as many experts as if they chose evenly
     budget: float  # tokens of a pass
     mixed: bool  # prompts share a pass with decoding sequences
     poll: float = 1.0  # passes between two looks for new requests
+    graphs: bool = False  # passes without prompts are padded to a captured graph; padding chooses experts too
 
 
 @cache

@@ -14,6 +14,7 @@ from capplan.capacity import precision
 from capplan.capacity.engines.weights import quantized, rank_share, stage_layers
 from capplan.capacity.step_time.operations import (
     ACTIVATION,
+    OPERAND,
     STORED,
     Number,
     Operation,
@@ -253,21 +254,42 @@ def _mixtures(
         )
 
 
-def operations(plan: Layout, step: Step, *, imbalance: float = 1.0, routing: float = 1.0) -> list[Operation]:
+def captured(tokens: Number) -> Number:
+    """Tokens that a captured graph runs for so many: 1, 2, 4, multiples of 8 to 256 and of 16 to 512; none beyond.
+
+    Source: vLLM 0.19, vllm/config/vllm.py, cudagraph_capture_sizes.
+
+    >>> [captured(tokens) for tokens in (1, 3, 5, 9, 257, 600)]
+    [1.0, 4.0, 8.0, 16.0, 272.0, 600.0]
+    """
+    by_8 = -(-tokens // 8.0) * 8.0 - 4.0 * (tokens <= 4) - 2.0 * (tokens <= 2) - 1.0 * (tokens <= 1)
+    by_16 = -(-tokens // 16.0) * 16.0
+    found = by_8 * (tokens <= 256) + by_16 * ((tokens > 256) & (tokens <= 512)) + tokens * (tokens > 512)
+    return greatest(found, tokens * 1.0)
+
+
+def operations(
+    plan: Layout, step: Step, *, imbalance: float = 0.0, routing: float = 1.0, graphs: bool = False
+) -> list[Operation]:
     """What one rank does in a pass: of a pipeline, all its stages one after another.
 
-    imbalance: tokens of the fullest rank of an expert-parallel group against the mean; the others wait for it.
+    imbalance: what the fullest of many expert-parallel ranks gets beyond the mean; the others wait for it. Of a few
+    ranks each has a large share of the experts, and is nearer to the mean: 1 + imbalance * (1 - 1 / ranks).
     routing: so many tokens to this power hit as many experts when they choose evenly; 1: they do.
+    graphs: a pass without prompts is padded to the tokens of a captured graph, and its padding chooses experts as well.
     """
     decoding = step.decode * step.queries
     prefilled = step.prompts * step.chunk
     tokens = decoding + prefilled
+    if graphs and _none(step.prompts):
+        tokens = captured(decoding)
     found = [
         gemm(line.name, tokens, line.columns, line.inner, line.dtype, line.count) for line in plan.linear
     ]
     for mixture in plan.experts:
         share = mixture.local / mixture.experts
-        routed = tokens * plan.dp * (imbalance if share < 1 else 1.0)
+        ranks = mixture.experts / mixture.local
+        routed = tokens * plan.dp * (1.0 + imbalance * (1.0 - 1.0 / ranks))
         hit = distinct_experts(routed**routing, mixture.experts, mixture.chosen) * share
         found.append(
             grouped_gemm(
@@ -323,7 +345,9 @@ def _communication(plan: Layout, tokens: Number, sampled: Number) -> Iterator[Op
         chosen = max(mixture.chosen for mixture in plan.experts)
         ranks = plan.dp * plan.tp
         sent = tokens * hidden * min(chosen, ranks)
-        yield collective("dispatch", "alltoall", sent, ranks, plan.mixtures)
+        # quantised before they are sent, where experts take them so; their outputs come back in 16 bit
+        width = max(OPERAND.get(mixture.dtype, ACTIVATION) for mixture in plan.experts)
+        yield collective("dispatch", "alltoall", sent * width, ranks, plan.mixtures)
         yield collective("combine", "alltoall", sent * ACTIVATION, ranks, plan.mixtures)
     if plan.pp > 1:
         yield collective("stages", "send_recv", tokens * hidden * ACTIVATION, 2, plan.pp - 1)

@@ -73,7 +73,9 @@ def one_pass(plan: Layout, chip: Chip, engine: Engine, step: Step) -> Pass:
     prompts = not (isinstance(step.prompts, int | float) and step.prompts == 0)
     slow = engine.prefill_slow if prompts else engine.slow
     timed = []
-    for operation in operations(plan, step, imbalance=engine.imbalance, routing=engine.routing):
+    for operation in operations(
+        plan, step, imbalance=engine.imbalance, routing=engine.routing, graphs=engine.graphs
+    ):
         start, compute, memory, power = terms(operation, chip)
         if operation.kind in COLLECTIVES:
             first = once = operation.count * engine.links

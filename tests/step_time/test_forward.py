@@ -1,10 +1,13 @@
 """A forward pass does the work that its model's tensors say."""
 
 from math import prod
+from typing import Any
 
+import numpy as np
 import pytest
 
-from capplan.capacity.step_time.forward import Step, layout, operations
+from capplan.capacity.step_time.forward import Layout, Step, captured, layout, operations
+from capplan.capacity.step_time.operations import Operation
 from capplan.models.registry import model, names
 from capplan.models.spec import Weight
 
@@ -69,3 +72,36 @@ def test_attention_over_an_encoder_does_not_grow_with_the_text() -> None:
     """Llama 3.2 90B Vision: 80 layers attend to text, 20 to images."""
     found = operations(layout(model("llama-3.2-90b-vision"), tp=4), Step(decode=4.0, context=1000.0))
     assert sum(each.count for each in found if each.kind == "attention_decode") == 80
+
+
+def _experts(plan: Layout, step: Step, **engine: Any) -> Operation:
+    return next(each for each in operations(plan, step, **engine) if each.name == "experts")
+
+
+def test_padding_up_to_a_captured_graph_chooses_experts_too() -> None:
+    plan = layout(model("qwen3-30b-a3b"))
+    five, eight = (Step(decode=tokens, context=100.0) for tokens in (5.0, 8.0))
+    assert _experts(plan, five, graphs=True).hit == _experts(plan, eight).hit > 1.4 * _experts(plan, five).hit
+    beside_a_prompt = five._replace(prompts=1.0, chunk=100.0)
+    assert _experts(plan, beside_a_prompt, graphs=True) == _experts(plan, beside_a_prompt)
+    batches = np.array([1.0, 2, 3, 4, 5, 8, 9, 249, 256, 257, 500, 512, 513])
+    assert captured(batches).tolist() == [1, 2, 4, 4, 8, 8, 16, 256, 256, 272, 512, 512, 513]
+
+
+def test_few_expert_parallel_ranks_are_nearer_to_the_mean() -> None:
+    step = Step(decode=64.0, context=100.0)
+    fullest = []
+    for ranks in (1, 2, 8, 64):
+        plan = layout(model("qwen3-30b-a3b"), dp=ranks, expert_parallel=True)
+        fullest.append(_experts(plan, step, imbalance=0.6).rows / _experts(plan, step).rows)
+    assert fullest == pytest.approx([1, 1.3, 1.525, 1.590625])
+
+
+@pytest.mark.parametrize(
+    ("name", "wide"), [("qwen3-30b-a3b", 2), ("deepseek-v3", 1 + 4 / 128), ("gpt-oss-120b", 2)]
+)
+def test_tokens_go_to_their_experts_as_those_take_them(name: str, wide: float) -> None:
+    plan = layout(model(name), dp=2, expert_parallel=True)
+    sent = {each.name: each.message for each in operations(plan, Step(decode=10.0, context=100.0))}
+    assert sent["combine"] == 10 * plan.model.hidden_size * 2 * 2
+    assert sent["dispatch"] == 10 * plan.model.hidden_size * 2 * wide
