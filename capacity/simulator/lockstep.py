@@ -55,13 +55,16 @@ def _prompt_pass(ranks: Sequence[Replica], chunks: list[list[Chunk]]) -> None:
     works = [rank.prompt_work(own) for rank, own in zip(ranks, chunks, strict=True)]
     width = ranks[0].width
     batches = [rank.batch if rank.mixed or not own else 0 for rank, own in zip(ranks, chunks, strict=True)]
-    mean = sum(b * width + work.tokens for b, work in zip(batches, works, strict=True)) / len(ranks)
+    tokens = [b * width + work.tokens for b, work in zip(batches, works, strict=True)]
+    mean = sum(tokens) / len(ranks)
+    # a rank gets the tokens of all others, and the busiest link is of the one that has the fewest itself
+    moved = (sum(tokens) - min(tokens)) / (len(ranks) - 1)
     swapped = _swapping(ranks)
     seconds = 0.0
     times: Any = ranks[0].service.times
     for rank, own, work in zip(ranks, chunks, works, strict=True):
         if own:
-            seconds = max(seconds, times.prompts(*work, mean))
+            seconds = max(seconds, times.prompts(*work, mean, moved))
         elif rank.alike():
             seconds = max(seconds, rank.run_of_passes(1, inf)[1])
     seconds += swapped

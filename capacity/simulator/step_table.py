@@ -20,8 +20,9 @@ from capplan.capacity.step_time.chip import Chip
 from capplan.capacity.step_time.engine_steps import Engine
 from capplan.capacity.step_time.forward import Layout, Step, seen_pairs
 from capplan.capacity.step_time.operations import Number
-from capplan.capacity.step_time.passes import Pass, Timed, one_pass
+from capplan.capacity.step_time.passes import Pass, one_pass
 
+_MOVED = ("dispatch", "combine")  # to experts of other data-parallel ranks, and back
 _SAMPLED = ("lm_head", "sampling", "logits")  # operations on tokens that are sampled, not on all of a pass
 _EXACT = 64  # whole numbers up to here are points of a table
 _FINE = 8  # points to a doubling, of what is interpolated in one dimension
@@ -82,14 +83,19 @@ class StepTable:
             if each.group != "attention" and each.operation.name not in _SAMPLED
         ]
         fixed = [each.seconds for each in whole.fixed if each.name != "sequences"]
-        self._tokens = _listed(sum(timed) + sum(fixed), len(self.token_points))
-        shared = [each.seconds for each in whole.timed if plan.dp > 1 and _is_shared(each)]
-        self._shared = _listed(sum(shared), len(self.token_points)) if shared else None
+        self._tokens = self._along(sum(timed) + sum(fixed))
+        together = [each for each in whole.timed if plan.dp > 1]
+        self._experts = self._along(sum([each.seconds for each in together if each.group == "experts"]))
+        self._moved = self._along(sum([each.seconds for each in together if each.operation.name in _MOVED]))
         self.sampled_points = _points(batch * (1 + self.queries))
         sampled = one_pass(plan, chip, engine, Step(prompts=np.array(self.sampled_points), chunk=1.0))
         heads = [each.seconds for each in sampled.timed if each.operation.name in _SAMPLED]
         self._sampled = _listed(sum(heads), len(self.sampled_points))
         self._prompts = _PromptAttention(plan, chip, engine, batch, tokens, longest)
+
+    def _along(self, times: Number) -> list[float]:
+        """A table of these times along `token_points`."""
+        return _listed(times, len(self.token_points))
 
     def decode(self, batch: int, context: float) -> Piece:
         """The piece of a decode pass that holds for this context and on."""
@@ -99,18 +105,26 @@ class StepTable:
         return row[bisect_right(self.contexts, context / batch)]
 
     def prompts(
-        self, batch: int, context: float, prompts: int, tokens: int, pairs: float, mean: float | None = None
+        self,
+        batch: int,
+        context: float,
+        prompts: int,
+        tokens: int,
+        pairs: float,
+        mean: float | None = None,
+        moved: float | None = None,
     ) -> float:
         """A pass with prompts in it [second]. Prompts of one pass count as so many of their mean length.
 
-        mean: tokens of a data-parallel rank in this pass, on average, where the ranks share their experts; None is as
-        many as on this one.
+        mean: tokens of a data-parallel rank in this pass, on average, where the ranks share their experts; moved: those
+        that each would send, were the busiest link's divided evenly. None is as many as on this one.
         """
         decoding = batch * self.queries
         time = _between(self.token_points, self._tokens, decoding + tokens)
-        if mean is not None and self._shared is not None:
-            time += _between(self.token_points, self._shared, mean)
-            time -= _between(self.token_points, self._shared, decoding + tokens)
+        for times, of in ((self._experts, mean), (self._moved, moved)):
+            if of is not None:
+                time += _between(self.token_points, times, of)
+                time -= _between(self.token_points, times, decoding + tokens)
         time += _between(self.sampled_points, self._sampled, decoding + prompts)
         time += self._prompts(prompts, tokens, pairs)
         if batch:
@@ -173,11 +187,6 @@ def _place(at: float, points: int) -> tuple[int, float]:
         return points - 2, 1.0
     below = int(at)
     return below, at - below
-
-
-def _is_shared(timed: Timed) -> bool:
-    """Whether its time is by the tokens of all data-parallel ranks: experts, and the way to them and back."""
-    return timed.group == "experts" or timed.operation.name in ("dispatch", "combine")
 
 
 def _attention(one: Pass) -> Number:

@@ -19,10 +19,17 @@ class Times(AffineTimes):
     """Step times that know of other ranks' tokens."""
 
     def prompts(
-        self, batch: int, context: float, prompts: int, tokens: int, pairs: float, mean: float | None = None
+        self,
+        batch: int,
+        context: float,
+        prompts: int,
+        tokens: int,
+        pairs: float,
+        mean: float = 0.0,
+        moved: float = 0.0,
     ) -> float:
         own = super().prompts(batch, context, prompts, tokens, pairs)
-        return own + (0.0 if mean is None else 1e-6 * mean)
+        return own + 1e-6 * mean + 1e-6 * moved
 
 
 TIMES = Times((0.012, 8.1e-5, 1.1e-9), ((8, 0.0087, 3.3e-7, 2.1e-4), (inf, 0.0101, 2.9e-7, 1.7e-4)))
@@ -44,8 +51,8 @@ def test_a_rank_that_decodes_waits_for_the_prompts_of_another() -> None:
 def test_an_idle_rank_holds_nobody_up() -> None:
     workload = Workload(np.array([0.0]), np.array([100]), np.array([50]))
     together, apart = simulate(workload, TWO), simulate(workload, APART)
-    # but for the experts' share of the other rank's tokens, which are none
-    assert together.finished[0] == pytest.approx(apart.finished[0] + 1e-6 * 100 / 2)
+    # but for the experts' share of the other rank's tokens, which are none, and for its getting all of this one's
+    assert together.finished[0] == pytest.approx(apart.finished[0] + 1e-6 * (100 / 2 + 100))
 
 
 def test_the_slowest_rank_sets_the_pace() -> None:
