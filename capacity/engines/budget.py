@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from capplan.capacity.engines.cache_format import auto_format
-from capplan.capacity.engines.defaults import constant, version_of, with_defaults
+from capplan.capacity.engines.defaults import constant, with_defaults
 from capplan.capacity.engines.deployment import Deployment
 from capplan.capacity.engines.device import Device
 from capplan.capacity.engines.pools import Pool, token_pool, told_by_block, vllm_pool
@@ -19,18 +19,18 @@ from capplan.capacity.engines.vllm_blocks import rank_heads
 from capplan.capacity.engines.vllm_memory import (
     activation_peak,
     graph_estimate,
+    graphs_taken,
     hangs_on_flashinfer,
     kv_bytes_left,
     non_torch,
     sampler_assumed,
+    unreserved,
 )
 from capplan.capacity.engines.weights import RankWeights, quantized, rank_weights, stage_layers
 from capplan.errors import InputError
 from capplan.models.drafters import Drafter, drafter
 from capplan.models.spec import Attention, CompressedAttention, Model
 from capplan.units import gib
-
-_GRAPHS_TAKEN = (0, 21, 0)  # from here the estimate of the CUDA graphs comes out of the cache
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,7 +141,8 @@ def _budget(
         static = _static(model, device, flags, held, weights_bytes, kv_bytes)
         return replace(static, pool=static.pool._replace(assumptions=(*static.assumptions, *told)))
     outside, graph_memory = non_torch(device, flags), graph_estimate(model, device, flags)
-    graphs = graph_memory if version_of(flags) >= _GRAPHS_TAKEN else 0.0
+    graphs = graph_memory if graphs_taken(model, flags) else 0.0
+    told += unreserved(model, device, flags, graph_memory)
     share, counts = flags.gpu_memory_utilization or 0.0, stage_layers(len(model.layers), len(held.stages))
     stages = []
     for stage, layers in enumerate(counts):

@@ -11,6 +11,7 @@ from capplan.models.spec import LatentAttention, Model, State
 from capplan.units import gib
 
 _SAMPLER_BYTES = 2 + 4 + 4 + 4  # logits in 16 bit, in fp32, probabilities, noise (v1/sample, 0.17 to 0.33)
+_LOGIT_BYTES = 2  # of a profiling run that leaves the sampler's settings out
 _SORTED_BELOW = 8  # sequences: a kernel of its own replaces the sort from there
 _HIDDEN_COPIES = 3  # rows that live beside a layer's own: what goes in, the residual, what comes out
 
@@ -142,7 +143,7 @@ def activation_peak(
         tokens = max(tokens, flags.max_model_len or 0)
     hidden, tp = 2 * model.hidden_size, flags.tensor_parallel_size  # in 16 bit
     peak = forward_peak(tokens, _HIDDEN_COPIES + taps, hidden, 2 * _widest(model, tp))
-    per_entry = constant("sampler_sorting_bytes") if sorts(device, flags) else _SAMPLER_BYTES
+    per_entry = _LOGIT_BYTES if _logits_alone(model, flags) else _sampler_bytes(device, flags)
     if samples:
         logits = sampler_peak(per_entry, flags.max_num_seqs or 0, model.vocab_size or 0)
         peak = max(peak, logits + forward_peak(tokens, 1, hidden, 0))
@@ -155,6 +156,42 @@ def sorts(device: Device, flags: Deployment) -> bool:
     if sampler == "kernel":
         return (flags.max_num_seqs or 0) < _SORTED_BELOW
     return sampler == "sorts" or flags.flashinfer is False or device.generation == "rocm"
+
+
+def _second_runner(model: Model, flags: Deployment) -> bool:
+    """Whether Model Runner V2 runs it by default; a few mixtures that had it before all did are taken as the others."""
+    runs = defaults(flags.version or NEWEST)["second_runner"]
+    parts = [part for layer in model.layers for part in layer]
+    dense = not any(weight.bucket == "experts" for weight in model.weights)
+    return runs == "all" or (runs == "dense" and dense and not any(isinstance(part, State) for part in parts))
+
+
+def _logits_alone(model: Model, flags: Deployment) -> bool:
+    """Whether the profiling run makes the logits and leaves the rest of the sampler out."""
+    return _second_runner(model, flags) and not defaults(flags.version or NEWEST)["second_runner_samples"]
+
+
+def _sampler_bytes(device: Device, flags: Deployment) -> float:
+    return constant("sampler_sorting_bytes") if sorts(device, flags) else _SAMPLER_BYTES
+
+
+def unreserved(model: Model, device: Device, flags: Deployment, graphs: float) -> list[str]:
+    """What Model Runner V2 allocates once the cache has been given all that may be used."""
+    if not _logits_alone(model, flags):
+        return []
+    entries = min(flags.max_num_seqs or 0, flags.max_num_batched_tokens or 0) * (model.vocab_size or 0)
+    later = _sampler_bytes(device, flags) * entries
+    what = "its sampler"
+    if graphs and not graphs_taken(model, flags):
+        later, what = later + graphs, "its sampler and its CUDA graphs"
+    told = f"up to {gib(later)} come on top of what may be used (--gpu-memory-utilization)"
+    return [f"Model Runner V2 of vllm {flags.version} reserves nothing for {what}: {told}"]
+
+
+def graphs_taken(model: Model, flags: Deployment) -> bool:
+    """Whether an estimate of the CUDA graphs is taken from the cache."""
+    found = defaults(flags.version or NEWEST)["graphs_taken"]
+    return found == "always" or (found == "first runner" and not _second_runner(model, flags))
 
 
 def hangs_on_flashinfer(device: Device, flags: Deployment) -> bool:

@@ -9,9 +9,10 @@ import pytest
 from capplan.capacity.engines.budget import budget
 from capplan.capacity.engines.defaults import constant, version_on, with_defaults
 from capplan.capacity.engines.deployment import Deployment
-from capplan.capacity.engines.device import Device
+from capplan.capacity.engines.device import Device, device_of
 from capplan.capacity.questions.engine_fit import engine_fit
 from capplan.errors import InputError
+from capplan.hardware.registry import gpu
 from capplan.models.registry import model
 
 GIB = 2**30
@@ -94,6 +95,46 @@ def test_what_would_start_is_to_add_flashinfer() -> None:
     found = engine_fit("gpt-oss-120b", "h100-sxm", vllm("0.11.0", **asked))
     assert found.changes[0]["flags"] == "--flashinfer"
     assert found.changes[0]["kv_bytes"] / GIB == pytest.approx(6.38, abs=0.01)
+
+
+def test_the_second_runner_profiles_less() -> None:
+    """vllm 0.25.1 to 0.33.0: its profiling run of dense models, from 0.29 of all, leaves out most of the sampler, and up to
+    0.28 the CUDA graphs."""
+
+    def of(name: str, version: str, **flags: Any) -> tuple[float, float]:
+        found = budget(model(name), H100, vllm(version, **flags))
+        return found.activation_peak / GIB, found.graphs / GIB
+
+    for name in ("qwen3.6-27b-nvfp4", "qwen3-30b-a3b"):  # a hybrid, and one of experts
+        assert of(name, "0.28.0") == of(name, "0.24.0")
+        assert of(name, "0.29.0")[0] < of(name, "0.28.0")[0]
+    first, second, later, newest = (
+        of("llama-3.1-8b", each) for each in ("0.24.0", "0.28.0", "0.29.0", "0.33.0")
+    )
+    assert (second[0], second[1]) == (later[0], 0.0)
+    assert first[0] == newest[0] > second[0] + 0.9
+    assert first[1] == later[1] == newest[1] > 0
+
+
+def test_what_the_second_runner_leaves_for_the_cache() -> None:
+    """Qwen2.5 0.5B on an L4 with 256 sequences: 1,733,440 tokens (https://github.com/vllm-project/vllm/pull/57926)."""
+    l4 = device_of(gpu("l4"))
+    flags = {"gpu_memory_utilization": 0.98, "max_num_seqs": 256, "max_model_len": 2048}
+    assert budget(model("qwen2.5-0.5b"), l4, vllm("0.29.0", **flags)).kv_tokens == pytest.approx(
+        1733440, rel=0.015
+    )
+    all_of_it = budget(model("qwen2.5-0.5b"), l4, vllm("0.33.0", **flags))
+    assert all_of_it.kv_tokens == pytest.approx(1710928, rel=0.025)
+
+
+def test_what_is_not_reserved_is_said() -> None:
+    def said(version: str, **flags: Any) -> str:
+        return "; ".join(budget(model("llama-3.1-8b"), H100, vllm(version, **flags)).assumptions)
+
+    assert "nothing for its sampler and its CUDA graphs: up to 2.5" in said("0.26.0")
+    assert "nothing for its sampler: up to 1.71" in said("0.26.0", enforce_eager=True)
+    assert "nothing for its sampler: up to 1.71" in said("0.29.0")
+    assert "reserves" not in said("0.24.0") + said("0.33.0")
 
 
 def test_a_small_card_with_few_sequences() -> None:
