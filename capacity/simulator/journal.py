@@ -30,6 +30,7 @@ class Journal:
         self.arrival = array("d", bytes(8 * n) if closed else workload.arrival.tobytes())
         self.isl = array("q", workload.isl.tobytes())
         self.osl = array("q", workload.osl.tobytes())
+        self.stored = None if workload.stored is None else array("q", workload.stored.tobytes())
         self.first_scheduled, self.prefill_done, self.first_token, self.finished = (
             array("d", [nan]) * n for _ in range(4)
         )

@@ -356,7 +356,7 @@ class Replica:
         service = self.service
         chunks: list[Chunk] = []
         budget = service.max_num_batched_tokens - (self.batch * self.width if self.mixed else 0)
-        cache = self.cache
+        cache, stored = self.cache, self.journal.stored
         for i, done in self.partial.items():
             if budget > 0:
                 chunks.append((i, min(budget, self.chunk, self.prefilling[i][0] - done), done))
@@ -379,6 +379,8 @@ class Replica:
             if blocks + at_once - in_use > free:
                 break
             before = found * service.block_size
+            if stored and not resumed:
+                before = max(before, min(stored[i], tokens - 1) // service.block_size * service.block_size)
             if not (service.chunked or resumed) and tokens - before > budget and chunks:
                 break
             queue.popleft()
@@ -400,7 +402,7 @@ class Replica:
             if cache:
                 cache.take_up(i, found)
                 cache.computed(i, before + chunk, self.free)
-                self.count_found(i, tokens, before)
+                self.count_found(i, tokens, found * service.block_size)
         return chunks
 
     def count_found(self, i: int, tokens: int, found: int) -> None:

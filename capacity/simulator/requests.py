@@ -16,6 +16,9 @@ Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
 
 
+_COLUMNS = {"arrival": np.float64, "isl": np.int64, "osl": np.int64, "stored": np.int64}
+
+
 @dataclass(frozen=True, slots=True)
 class Workload:
     """Requests in the order in which they come.
@@ -23,6 +26,9 @@ class Workload:
     arrival: shape (n,) [second], sorted, none negative. isl, osl: shape (n,) [token], one or more.
     prefix: ids of every prompt's leading blocks, shape (n,) of sequences of numbers; the same ids are the same tokens.
     prefix_tokens: tokens of such a block; the last of a prompt may hold fewer.
+    stored: shape (n,) [token]: the beginning of every prompt that a store outside the engines has for all of them
+    (LMCache, Mooncake's): it takes blocks and is attended to, but is not computed; loading it takes no time. Static batches
+    compute it.
     concurrency: of a closed loop: so many are under way, and the next comes when one leaves; `arrival` is not read.
     timeout: how long a client waits for its first token [second]; then the request is given up.
 
@@ -36,9 +42,12 @@ class Workload:
     concurrency: int | None = None
     timeout: float = inf
     prefix_tokens: int = 512
+    stored: Integers | None = None
 
     def __post_init__(self) -> None:
-        for name, kind in (("arrival", np.float64), ("isl", np.int64), ("osl", np.int64)):
+        for name, kind in _COLUMNS.items():
+            if name == "stored" and self.stored is None:
+                continue
             given = np.asarray(getattr(self, name))
             if given.ndim != 1 or given.shape != np.shape(self.arrival):
                 raise InputError(f"{name} has the shape {given.shape}; one value a request is accepted")
@@ -54,6 +63,8 @@ class Workload:
         for name in ("isl", "osl"):
             if (least := int(getattr(self, name).min())) < 1:
                 raise InputError(f"{name} {least} is no number of tokens of a request; 1 or more is accepted")
+        if self.stored is not None and (self.stored < 0).any():
+            raise InputError("stored holds a negative number of tokens; 0 or more is accepted")
         if self.prefix is not None and len(self.prefix) != len(self.arrival):
             raise InputError(f"{len(self.prefix)} lists of prefix blocks for {len(self.arrival)} requests")
         if not self.prefix_tokens >= 1:

@@ -29,7 +29,7 @@ class Sequence:
 
     def __init__(self, i: int, arrival: float, isl: int, osl: int, prefix: Iterable[int] = ()) -> None:
         self.i, self.arrival, self.isl, self.osl = i, arrival, isl, osl
-        self.prefix = tuple(prefix)
+        self.prefix, self.stored = tuple(prefix), 0
         self.generated = 0  # tokens given out
         self.prompt = isl  # tokens to compute before it can decode
         self.computed = 0
@@ -107,6 +107,9 @@ def simulate_stepwise(workload: Workload, service: Service) -> Outcome:
         Sequence(i, float(workload.arrival[i]), int(workload.isl[i]), int(workload.osl[i]), prefix)
         for i, prefix in enumerate(workload.prefix or [()] * len(workload))
     ]
+    if workload.stored is not None:
+        for sequence, stored in zip(everyone, workload.stored.tolist(), strict=True):
+            sequence.stored = stored
     engines = []
     for k in range(service.replicas):
         own = everyone[k :: service.replicas]
@@ -294,6 +297,8 @@ class Stepwise:
                 break
             whole = not service.chunked and not sequence.swapped
             before = len(found) * service.block_size
+            if not sequence.swapped:
+                before = max(before, self.in_store(sequence))
             if whole and sequence.prompt - before > budget and chunks:
                 break
             self.waiting.popleft()
@@ -310,7 +315,8 @@ class Stepwise:
             if sequence.first_scheduled != sequence.first_scheduled:
                 sequence.first_scheduled = self.now
             if self.caches and sequence.preemptions == 0:
-                self.found = [self.found[0] + sequence.prompt, self.found[1] + before]
+                self.found[0] += sequence.prompt
+                self.found[1] += len(found) * service.block_size
             left = sequence.prompt - before
             chunks.append((sequence, left if whole else min(left, budget, longest)))
             budget -= chunks[-1][1]
@@ -335,6 +341,11 @@ class Stepwise:
             return []
         most = (sequence.prompt - 1) // self.service.block_size
         return self.pool.find(self.block_name(sequence, k) for k in range(most))
+
+    def in_store(self, sequence: Sequence) -> int:
+        """Tokens of whole blocks that a store outside has."""
+        tokens = min(sequence.stored, sequence.prompt - 1)
+        return tokens - tokens % self.service.block_size
 
     def remember(self, sequence: Sequence, tokens: int) -> None:
         """Name the blocks that are full with so many tokens, up to the first that another has too."""

@@ -118,6 +118,16 @@ def test_the_prefill_pool_has_one() -> None:
     assert found.timeline.blocks[-1] == 0
 
 
+def test_what_a_store_has_is_attended_to_and_not_computed() -> None:
+    workload = Workload(np.array([0.0, 60.0]), np.full(2, 1500), np.full(2, 2), stored=np.array([1030, 9999]))
+    found = simulate(workload, replace(SERVICE, prefix_caching=False))
+    assert ttft(found) == pytest.approx([prefill(1500 - 1024, 1024), prefill(1500 - 1488, 1488)])
+    pools = Disaggregated(SERVICE, SERVICE, Link("fast", 1e12), bytes_per_token=1e5)
+    apart = simulate(workload, pools)
+    assert ttft(apart) == pytest.approx(ttft(found))
+    assert apart.totals.transfer_seconds == pytest.approx(2 * 1500 * 1e5 / 1e12)  # all of it goes over
+
+
 def test_without_ids_nothing_is_found() -> None:
     workload = Workload(np.arange(20.0), np.full(20, 700), np.full(20, 30))
     found, plain = (simulate(workload, replace(SERVICE, prefix_caching=on)) for on in (True, False))
