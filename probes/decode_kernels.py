@@ -12,7 +12,7 @@ from functools import partial
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from capplan.probes import paged
+from capplan.probes import latent_rows, paged
 from capplan.probes.kernels import ready
 from capplan.probes.paged import Cache
 from capplan.probes.probe import Device, Skipped
@@ -157,15 +157,15 @@ def _gather(q: Tensor, cache: Cache, scale: float) -> Tensor:
     position = torch.arange(cache.table.shape[1] * cache.page, device=q.device)
     live = position[None, :] < cache.lengths[:, None]
     pages = torch.where(live[:, :: cache.page], cache.table, 0).long()
-    k, v = (  # [sequence, KV head, token, width]; NaN of unused slots would outlive a weight of zero
-        paged.bits(pool)[pages]
-        .view(pool.dtype)
-        .flatten(1, 2)
-        .to(q.dtype)
-        .masked_fill(~live[..., None, None], 0.0)
-        .transpose(1, 2)
-        for pool in (cache.k, cache.v)
-    )
+
+    def read(pool: Tensor) -> Tensor:
+        """[sequence, KV head, token, width]; NaN of unused slots would outlive a weight of zero."""
+        rows = paged.bits(pool)[pages].view(pool.dtype).flatten(1, 2)
+        wide = latent_rows.unpacked(rows, q.dtype) if pool.dtype == torch.uint8 else rows.to(q.dtype)
+        return wide.masked_fill(~live[..., None, None], 0.0).transpose(1, 2)
+
+    k = read(cache.k)
+    v = k[..., : cache.v.shape[3]] if _latent(cache) else read(cache.v)
     grouped = q.view(batch, k.shape[1], -1, width)
     scores = (grouped @ k.transpose(2, 3)).float() * (scale * cache.k_scale)
     weights = scores.masked_fill(~live[:, None, None, :], -torch.inf).softmax(-1).to(q.dtype)

@@ -115,6 +115,17 @@ def value(found: Sequence[float], unit: str, rows: Sequence[Row], at: float | No
     return Value(middle, unit, lo, hi, len(found), [row["id"] for row in rows])
 
 
+def of_roof(path: str, found: Roof, off: Sequence[float], rows: Sequence[Row]) -> dict[str, Value]:
+    """The constants of a roofline under a path; each as far off as the fit is: predicted over measured."""
+    told = (
+        ("peak", "FLOP/s", found.peak),
+        ("bandwidth", "byte/s", found.bandwidth),
+        ("t0", "s", found.start),
+        ("power", "1", found.power),
+    )
+    return {f"{path}.{name}": value([at * each for each in off], unit, rows, at) for name, unit, at in told}
+
+
 def of_row(row: Row, amount: float, unit: str) -> Value:
     """A rate of one row, with the spread of its samples: amount / time."""
     time = row["time_s"]

@@ -62,6 +62,7 @@ def torch_dtype(name: str) -> torch.dtype:  # type: ignore[name-defined]  # noqa
         "fp8_fn": torch.float8_e4m3fn,
         "fp8_fnuz": torch.float8_e4m3fnuz,
         "fp8_e5m2": torch.float8_e5m2,
+        "uint8": torch.uint8,
     }
     return names[name]
 

@@ -55,8 +55,10 @@ def empty(
         table[i, :count] = order[sum(counts[:i]) : sum(counts[: i + 1])]
     k, v = (_poison((len(order), page, heads, width), torch_dtype(dtype), device) for _ in range(2))
     # K and V have scales of their own, so that swapping them is seen
-    largest = torch.finfo(k.dtype).max
-    k_scale, v_scale = (_AMAX / largest, 1.25 * _AMAX / largest) if dtype.startswith("fp8") else (1.0, 1.0)
+    k_scale = v_scale = 1.0
+    if dtype.startswith("fp8"):
+        largest = torch.finfo(k.dtype).max
+        k_scale, v_scale = _AMAX / largest, 1.25 * _AMAX / largest
     tokens = torch.tensor(lengths, dtype=torch.int32)
     return Cache(k, v, table.to(device.torch), tokens.to(device.torch), k_scale, v_scale)
 
@@ -80,13 +82,13 @@ def store(x: Tensor, dtype: torch.dtype, scale: float) -> Tensor:
     on the release of torch (NaN until 2.11) and on the flavour."""
     import torch
 
-    if dtype.itemsize > 1:
+    if dtype.itemsize > 1 or dtype == torch.uint8:  # bytes are packed already
         return x.to(dtype)
     largest = torch.finfo(dtype).max
     return (x.float() / scale).clamp(-largest, largest).to(dtype)
 
 
-def held(x: Tensor, dtype: torch.dtype, scale: float) -> Tensor:
+def held(x: Tensor, dtype: torch.dtype, scale: float | Tensor) -> Tensor:
     """What a reader should find of x in fp64: for FP8 the nearest of its 256 values, looked up and not cast."""
     import torch
 
@@ -139,5 +141,7 @@ def owners(lengths: Sequence[int], device: Device) -> tuple[Tensor, Tensor]:
 def _poison(shape: tuple[int, ...], dtype: torch.dtype, device: Device) -> Tensor:
     import torch
 
+    if dtype == torch.uint8:  # all bits set is NaN in FP8, in 16 and in 32 bits
+        return torch.full(shape, 255, dtype=dtype, device=device.torch)
     nan = bits(torch.tensor(torch.nan).to(dtype))
     return torch.full(shape, nan.item(), dtype=nan.dtype, device=device.torch).view(dtype)

@@ -1,5 +1,7 @@
 """Split-KV decode attention over paged latents (MLA, absorbed): one tile of the cache is both the keys and the values.
 
+A cache is of bf16, of FP8 with one scale, or of the packed rows of latent_rows.
+
 A program takes the tokens of one split of one sequence for a block of heads, so a latent is read once a block and from
 memory once, as the blocks of a sequence run side by side. The splits are joined by paged_decode.join.
 """
@@ -9,9 +11,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+import torch
 import triton
 import triton.language as tl
 
+from capplan.probes import latent_rows
 from capplan.probes.kernels.paged_decode import LOG2_E, products
 
 if TYPE_CHECKING:
@@ -31,10 +35,10 @@ class Tiling(NamedTuple):
 
 @triton.jit
 def _attend_split(
-    q, pages, table, lengths, means, lse, scale_log2, splits, heads,
+    q, pages, scales, turned_pages, table, lengths, means, lse, scale_log2, splits, heads,
     q_sequence, q_head, page_stride, slot_stride, table_sequence,
     ROWS: tl.constexpr, TOKENS: tl.constexpr, PAGE: tl.constexpr, LATENT: tl.constexpr, ROPE: tl.constexpr,
-    DOT: tl.constexpr,
+    GROUP: tl.constexpr, DOT: tl.constexpr,
 ):  # fmt: skip
     # blocks of heads run fastest: they read the same latents, which the L2 cache still holds
     block, split, sequence = tl.program_id(0), tl.program_id(1), tl.program_id(2)
@@ -60,9 +64,20 @@ def _attend_split(
             page = tl.load(table + sequence * table_sequence + first // PAGE).to(tl.int64)
         else:
             page = tl.load(table + sequence * table_sequence + token // PAGE, live, 0).to(tl.int64)
-        place = pages + (page * page_stride + token % PAGE * slot_stride)[:, None]
-        latent = tl.load(place + column[None, :], live[:, None], 0.0).to(DOT)
-        rope = tl.load(place + turned[None, :], live[:, None], 0.0).to(DOT)
+        place = page * page_stride + token % PAGE * slot_stride
+        stored = tl.load(pages + place[:, None] + column[None, :], live[:, None], 0.0)
+        # packed: FP8, then a scale for each GROUP of them in fp32, then what is turned in 16 bits
+        if GROUP:
+            number = tl.arange(0, LATENT // GROUP)
+            scale_at = place[:, None] // 4 + LATENT // 4 + number[None, :]
+            each = tl.load(scales + scale_at, live[:, None], 0.0)
+            cut = tl.reshape(stored.to(tl.float32), [TOKENS, LATENT // GROUP, GROUP])
+            latent = tl.reshape(cut * each[:, :, None], [TOKENS, LATENT]).to(DOT)
+            rope_at = place[:, None] // 2 + (LATENT + 4 * (LATENT // GROUP)) // 2 + turned[None, :] - LATENT
+            rope = tl.load(turned_pages + rope_at, live[:, None], 0.0).to(DOT)
+        else:
+            latent = stored.to(DOT)
+            rope = tl.load(pages + place[:, None] + turned[None, :], live[:, None], 0.0).to(DOT)
         scores = tl.dot(asked, tl.trans(latent), input_precision="ieee")
         scores = tl.dot(asked_turned, tl.trans(rope), scores, input_precision="ieee") * scale_log2
         scores = tl.where(live[None, :], scores, -float("inf"))
@@ -89,10 +104,17 @@ def attend_splits(
     """
     batch, heads, width = q.shape
     splits, latent = means.shape[2:]
+    pages = scales = turned = cache.k
+    if cache.k.dtype == torch.uint8:
+        pages, scales, turned = (
+            cache.k.view(dtype) for dtype in (torch.float8_e4m3fn, torch.float32, torch.bfloat16)
+        )
     _attend_split[triton.cdiv(heads, tiling.rows), splits, batch](
-        q, cache.k, cache.table, cache.lengths, means, lse, scale * cache.k_scale * LOG2_E, splits, heads,
+        q, pages, scales, turned, cache.table, cache.lengths, means, lse, scale * cache.k_scale * LOG2_E, splits, heads,
         *q.stride()[:2], *cache.k.stride()[:2], cache.table.stride(0),
         ROWS=tiling.rows, TOKENS=tiling.tokens, PAGE=cache.page, LATENT=latent, ROPE=width - latent,
-        DOT=products(q.dtype, cache.k.dtype), num_warps=tiling.warps, num_stages=tiling.stages,
+        GROUP=0 if pages is scales else latent_rows.GROUP,
+        DOT=products(q.dtype, pages.dtype if pages is scales else q.dtype),  # what has its own scale needs bf16's range
+        num_warps=tiling.warps, num_stages=tiling.stages,
     )  # fmt: skip
     return means, lse

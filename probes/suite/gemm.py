@@ -109,12 +109,4 @@ def rates(path: str, rows: Sequence[Row], predicted: dict[int, float]) -> dict[s
             [r["achieved"]["flops_ps"] for r in sustained], "FLOP/s", sustained
         ),
     }
-    for name, unit, at in (
-        ("peak", "FLOP/s", found.peak),
-        ("bandwidth", "byte/s", found.bandwidth),
-        ("t0", "s", found.start),
-        ("power", "1", found.power),
-    ):
-        # as far off as the fit is: the spread of predicted over measured
-        values[f"{path}.{name}"] = fit.value([at * each for each in off], unit, cool, at)
-    return values
+    return values | fit.of_roof(path, found, off, cool)

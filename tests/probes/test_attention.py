@@ -13,7 +13,7 @@ os.environ["TRITON_INTERPRET"] = "1"  # read when triton is first imported
 
 torch = pytest.importorskip("torch")
 
-from capplan.probes import decode_kernels, paged
+from capplan.probes import decode_kernels, latent_rows, paged
 from capplan.probes.kernels import ready
 from capplan.probes.paged import Cache
 from capplan.probes.probe import Case, Device, Row, Skipped, Unsupported
@@ -34,7 +34,7 @@ def decode(kernel: str, kv_dtype: str = "bf16", page: int = 16, kv_heads: int = 
 
 
 def latents(kernel: str, heads: int = 16, dtype: str = "bf16") -> Case:
-    return {"heads": heads, "batch": 1, "length": 300, "dtype": dtype, "kernel": kernel}
+    return {"heads": heads, "batch": 1, "length": 300, "kv_dtype": dtype, "kernel": kernel}
 
 
 def prefill(queries: int, keys: int, dtype: str = "bf16", kernel: str = "sdpa") -> Case:
@@ -59,7 +59,9 @@ def test_one_kv_head_and_a_group_that_is_no_power_of_two() -> None:
     assert attn_decode.check({**decode("triton"), "heads": 6}, CPU).ok
 
 
-@pytest.mark.parametrize(("heads", "dtype"), [(16, "fp32"), (24, "bf16"), (1, "bf16")])
+@pytest.mark.parametrize(
+    ("heads", "dtype"), [(16, "fp32"), (24, "bf16"), (1, "bf16"), (16, "fp8"), (24, "fp8_ds_mla")]
+)
 @pytest.mark.parametrize("kernel", ["triton", "gather"])
 def test_latents_agree_with_the_keys_of_every_head(kernel: str, heads: int, dtype: str) -> None:
     if kernel == "triton":
@@ -377,6 +379,53 @@ def test_faults_of_latent_attention_are_caught(monkeypatch: Patch) -> None:
     assert not attn_decode_mla.check(latents("gather"), CPU).ok
 
 
+PACKED_FAULTS: dict[str, Callable[..., Any]] = {
+    "scales of the next group": lambda rows: rows[..., 512:528].view(torch.float32).roll(1, -1),
+    "one scale for all": lambda rows: (
+        rows[..., 512:528].view(torch.float32).amax(-1, keepdim=True).expand(*rows.shape[:-1], 4)
+    ),
+    "scales of the token before": lambda rows: rows[..., 512:528].view(torch.float32).roll(1, 0),
+    "scales left out": lambda rows: torch.ones_like(rows[..., 512:528].view(torch.float32)),
+}
+
+
+@pytest.mark.parametrize("kernel", ["gather", "triton"])
+@pytest.mark.parametrize("fault", [*PACKED_FAULTS, "what is turned in another place", "no clamp"])
+def test_faults_of_packed_latents_are_caught(fault: str, kernel: str, monkeypatch: Patch) -> None:
+    if kernel == "triton":
+        pytest.importorskip("triton")
+    right = latent_rows.packed
+
+    def wrong(tokens: Any) -> Any:
+        rows = right(tokens)
+        if fault in PACKED_FAULTS:
+            scales = PACKED_FAULTS[fault](rows).contiguous()
+            rows[..., 512:528] = scales.view(torch.uint8)
+        elif fault == "no clamp":  # NaN is what torch until 2.11 makes of an overflow: one number a row here
+            rows[..., 7] = 127
+        else:
+            rows[..., 528:] = rows[..., 528:].roll(2, -1)
+        return rows
+
+    monkeypatch.setattr(latent_rows, "packed", wrong)
+    found = attn_decode_mla.check(latents(kernel, 16, "fp8_ds_mla"), CPU)
+    assert not found.ok
+    assert (found.nan > 0) == (fault == "no clamp" and kernel == "gather")  # the interpreter's FP8 has no NaN
+
+
+def test_a_packed_row_is_what_it_says() -> None:
+    tokens = torch.randn(5, 1, 576, generator=torch.Generator().manual_seed(1))
+    tokens[2, 0, 130] = 1e6  # an outlier costs its own group
+    rows = latent_rows.packed(tokens)
+    assert (tuple(rows.shape), rows.dtype) == ((5, 1, 656), torch.uint8)
+    assert rows[2, 0, 512:528].view(torch.float32).tolist()[1] == pytest.approx(1e6 / 448)
+    found, held = latent_rows.unpacked(rows, torch.float64), latent_rows.held(tokens)
+    assert torch.allclose(found, held, rtol=1e-6)
+    assert torch.equal(found[..., 512:], tokens[..., 512:].bfloat16().double())
+    off = (held - tokens.double())[..., :512].unflatten(-1, (4, 128)).norm(dim=-1)
+    assert float(off[2, 0, 1]) > 5 * float(off[2, 0, 0])
+
+
 def test_a_split_missed_in_the_merge_of_latents_is_caught(monkeypatch: Patch) -> None:
     pytest.importorskip("triton")
     assert attn_decode_mla.check(latents("triton"), CPU).ok
@@ -447,7 +496,8 @@ def test_the_heads_at_which_products_bound_latents_are_found() -> None:
 
     def work(case: Case) -> tuple[float, float]:
         tokens = case["batch"] * case["length"]
-        return 2.0 * tokens * case["heads"] * (576 + 512), tokens * 576 * 2.0
+        width = {"bf16": 1152.0, "fp8": 576.0, "fp8_ds_mla": 656.0}[case["kv_dtype"]]
+        return 2.0 * tokens * case["heads"] * (576 + 512), tokens * width
 
     def time(case: Case) -> float:
         flops, size = work(case)
@@ -456,6 +506,8 @@ def test_the_heads_at_which_products_bound_latents_are_found() -> None:
     values, _ = attn_decode_mla.derive(rows_of(attn_decode_mla, time, work))
     found = values["attn_decode_mla.triton.bf16.crossover_heads"].value
     assert found == pytest.approx(peak / bandwidth * 1152 / 2 / (576 + 512), rel=0.05)
+    found = values["attn_decode_mla.triton.fp8_ds_mla.crossover_heads"].value
+    assert found == pytest.approx(peak / bandwidth * 656 / 2 / (576 + 512), rel=0.05)
 
 
 def test_attention_of_a_prompt_is_told_by_length() -> None:

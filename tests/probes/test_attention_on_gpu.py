@@ -92,7 +92,10 @@ CASES: list[tuple[Any, Case]] = [
         )
         for d in ("bf16", "fp8")
     ),
-    (attn_decode_mla, {"heads": 4, "batch": 2, "length": 100, "dtype": "bf16", "kernel": "triton"}),
+    *(
+        (attn_decode_mla, {"heads": 4, "batch": 2, "length": 100, "kv_dtype": d, "kernel": "triton"})
+        for d in ("bf16", "fp8", "fp8_ds_mla")
+    ),
 ]
 
 
