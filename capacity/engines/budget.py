@@ -132,10 +132,10 @@ def _budget(
             told.append(
                 f"vllm {asked.version} does not know {model.id}; {flags.version} is the first that does"
             )
-        _divides(model, flags.tensor_parallel_size)
         if flags.hybrid_block is not None:
             flags, block = told_by_block(model, device, flags)
             told += block
+    _divides(model, flags)
     held = _rank_weights(quantized(model, flags.quantization), flags, device.generation == "rocm", draft)
     if flags.engine != "vllm":
         static = _static(model, device, flags, held, weights_bytes, kv_bytes)
@@ -192,13 +192,14 @@ def _caches(model: Model, start: int, layers: int) -> bool:
     return any(isinstance(part, CompressedAttention) or not getattr(part, "shared", False) for part in parts)
 
 
-def _divides(model: Model, ranks: int) -> None:
-    """Raises InputError where heads can't be split over the ranks."""
+def _divides(model: Model, flags: Deployment) -> None:
+    """Raises InputError where heads can't be split over the ranks that share attention."""
+    ranks = max(1, flags.tensor_parallel_size // flags.attention_replicas)
     for part in (part for layer in model.layers for part in layer):
         heads = getattr(part, "heads", 1)
         if heads > 1 and heads % ranks:
             raise InputError(f"the {heads} heads of {model.id} can't be split over {ranks} ranks")
-        if isinstance(part, Attention):
+        if isinstance(part, Attention) and flags.engine != "tensorrt-llm":  # which rounds KV heads up
             rank_heads(part.kv_heads, ranks)
 
 

@@ -97,6 +97,19 @@ def test_what_would_start_is_to_add_flashinfer() -> None:
     assert found.changes[0]["kv_bytes"] / GIB == pytest.approx(6.38, abs=0.01)
 
 
+@pytest.mark.parametrize("engine", ["vllm", "sglang", "tensorrt-llm"])
+def test_heads_are_divided_over_the_ranks_of_attention(engine: str) -> None:
+    qwen = model("qwen2.5-7b")  # 28 heads, 4 of keys and values
+    with pytest.raises(InputError, match=r"the 28 heads of qwen2\.5-7b can't be split over 8 ranks"):
+        budget(qwen, H100, Deployment(engine=engine, tensor_parallel_size=8))
+    assert budget(qwen, H100, Deployment(engine=engine, tensor_parallel_size=4)).starts
+
+
+def test_replicas_of_attention_divide_it_no_further() -> None:
+    flags = Deployment(engine="sglang", tensor_parallel_size=8, data_parallel_size=8)
+    assert budget(model("qwen2.5-7b"), H100, flags).starts
+
+
 def test_the_second_runner_profiles_less() -> None:
     """vllm 0.25.1 to 0.33.0: its profiling run of dense models, from 0.29 of all, leaves out most of the sampler, and up to
     0.28 the CUDA graphs."""
