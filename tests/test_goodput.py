@@ -59,6 +59,8 @@ def test_attainment_falls_with_the_rate(found: Goodput) -> None:
 
 def test_why_the_best_one_is_names_every_other(found: Goodput) -> None:
     told = "\n".join(found.reasons)
+    alone = next((text for text in found.reasons if text.startswith("one instance alone")), None)
+    assert alone is None or "; ends at T" in alone
     assert found.reasons[0].startswith(f"{found.best}: ")
     for name in CONFIGURATIONS:
         assert name in told
@@ -247,6 +249,14 @@ def test_traces(run: Run, tmp_path: Path) -> None:
         (("--ttft-p95", "1s", "--requests", "0"), "requests 0 is not"),
         (("--ttft-p95", "1s", "--burstiness", "-1"), "burstiness -1.0 is not"),
         (("--ttft-p95", "1s", "--sigma", "9"), "with sigmas 9.0"),
+        (
+            ("--ttft-p95", "1s", "--placement", "chunked", "--pools", "1:1"),
+            "--pools is not of placement chunked",
+        ),
+        (
+            ("--ttft-p95", "1s", "--placement", "disaggregated", "--instances", "2"),
+            "--instances is not of placement disaggregated",
+        ),
         (("--ttft-p95", "1s", "--trace", "x.csv"), "can't read the trace 'x.csv': no such file"),
         (("--ttft-p95", "1s", "--trace", "x.csv", "--sigma", "1"), "--sigma and --trace exclude each other"),
     ],

@@ -5,9 +5,10 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import numpy as np
 import pytest
@@ -19,11 +20,13 @@ from capplan.capacity.simulator.workloads import Mix, fixed, poisson
 from capplan.errors import InputError
 
 Run = Callable[..., tuple[int, str, str]]
-LINE = ("simulate", "llama-3.1-8b", "--gpu", "h100", "--requests", "150", "--isl", "800", "--osl", "60")
+BARE = ("simulate", "llama-3.1-8b", "--gpu", "h100", "--requests", "150")
+LINE = (*BARE, "--isl", "800", "--osl", "60")
 
 
 def result(run: Run, *more: str, code: int = 0) -> dict[str, Any]:
-    found, out, err = run(*LINE, *more, "--json")
+    line = BARE if {"--trace", "--trace-lengths"} & {*more} else LINE
+    found, out, err = run(*line, *more, "--json")
     assert found == code, err
     return json.loads(out)["result"]  # type: ignore[no-any-return]
 
@@ -180,7 +183,7 @@ def test_the_rate_of_a_trace_is_that_of_the_requests_taken(run: Run, tmp_path: P
 def test_a_trace_of_one_time_is_refused_in_one_line(run: Run, tmp_path: Path) -> None:
     path = tmp_path / "trace.csv"
     path.write_text("arrival_s,input_tokens,output_tokens\n1,100,10\n1,50,10\n1,50,-1\n")
-    code, out, err = run(*LINE, "--trace", str(path))
+    code, out, err = run(*BARE, "--trace", str(path))
     assert (code, out, len(err.splitlines())) == (2, "", 1)
     assert "has all 2 requests at one time" in err
 
@@ -252,11 +255,11 @@ def test_turns_of_a_talk_find_the_ones_before(run: Run, talks: Path) -> None:
     assert plain["prefix_cache"] == []
     ttft, computed = (latency(each, "ttft")["mean_s"] for each in (found, plain))
     assert ttft < 0.7 * computed
-    code, out, _ = run(*LINE, *line)
+    code, out, _ = run(*BARE, *line)
     assert code == 0
     assert "prefix hits" in out
     assert "77.8%" in out
-    assert "every prompt is computed whole" in run(*LINE, *line, "--no-enable-prefix-caching")[1]
+    assert "every prompt is computed whole" in run(*BARE, *line, "--no-enable-prefix-caching")[1]
 
 
 def test_every_instance_has_its_own_prefix_cache(run: Run, talks: Path) -> None:
@@ -279,11 +282,11 @@ def test_requests_go_where_the_fewest_are(run: Run, tmp_path: Path) -> None:
     turns = result(run, *line, code=1)
     assert turns["saturated"]
     assert not least["saturated"]
-    assert "4 x waiting + running" in run(*LINE, *line, "--routing", "least-loaded")[1]
+    assert "4 x waiting + running" in run(*BARE, *line, "--routing", "least-loaded")[1]
 
 
 def test_rules_without_a_prefix_cache_say_so(run: Run, talks: Path) -> None:
-    line = (*LINE, "--trace", str(talks))
+    line = (*BARE, "--trace", str(talks))
     assert "every prompt is computed whole" in run(*line, "--preemption", "swap")[1]
     code, out, err = run(*line, "--preemption", "swap", "--enable-prefix-caching")
     assert (code, out, len(err.splitlines())) == (2, "", 1)
@@ -336,14 +339,118 @@ def test_rules_without_a_prefix_cache_say_so(run: Run, talks: Path) -> None:
         (("--rate", "1", "--trace-lengths", "none.csv"), "none.csv"),
         (("--rate", "1", "--trace-out", "no/folder/t.json"), "can't write the trace to 'no/folder/t.json'"),
         (("--rate", "1", "--json", "--csv"), "--json and --csv exclude each other"),
+        (("--rate", "1", "--draft-cost", "0.1"), "--draft-cost is of drafted tokens"),
+        (
+            ("--rate", "1", "--scheduler", "static", "--preemption", "swap"),
+            "preemption 'swap' would not be used",
+        ),
+        (("--rate", "1", "--scheduler", "static", "--watermark", "0.1"), "watermark 0.1 would not be used"),
+        (("--rate", "1", "--routing", "least-loaded"), "one instance would not use it"),
+        (("--rate", "1", "--pools", "1:1", "--routing", "least-loaded"), "pools would not use it"),
+        (("--rate", "1", "--trace-out", "."), "can't write the trace to '.': is a directory"),
     ],
     ids=lambda each: " ".join(each) if isinstance(each, tuple) else "",
 )
 def test_a_mistake_is_one_clear_line(more: tuple[str, ...], said: str, run: Run) -> None:
-    code, out, err = run(*LINE, *more)
+    code, out, err = run(*(BARE if "--trace-lengths" in more else LINE), *more)
     assert (code, out) == (2, "")
     assert said in err
     assert len(err.strip().splitlines()) == 1
+
+
+def a_trace(folder: Path, *rows: str) -> str:
+    """A hundred requests of 100 tokens, one a second, and the rows."""
+    path = folder / "trace.csv"
+    lines = ["arrival_s,input_tokens,output_tokens", *(f"{t},90,10" for t in range(100)), *rows]
+    path.write_text("\n".join(lines) + "\n")
+    return str(path)
+
+
+SHORT = ("simulate", "llama-3.1-8b", "--gpu", "h100-sxm")
+
+
+@pytest.mark.parametrize(
+    ("more", "unused"),
+    [
+        (("--trace", "--isl", "50"), "--isl"),
+        (("--trace", "--isl", "50", "--osl", "1024"), "--isl and --osl"),  # the default, where it is given
+        (("--trace", "--seed", "1"), "--seed"),
+        (("--rate", "1", "--trace-lengths", "--osl", "5"), "--osl"),
+    ],
+)
+def test_lengths_beside_a_trace_are_refused(
+    more: tuple[str, ...], unused: str, run: Run, tmp_path: Path
+) -> None:
+    path = a_trace(tmp_path)
+    line = [part for each in more for part in ((each, path) if each.startswith("--trace") else (each,))]
+    for command in (SHORT, ("goodput", *SHORT[1:], "--ttft-p95", "1s")):
+        given = line if command is SHORT else [part for part in line if part not in ("--rate", "1")]
+        if command is not SHORT and "--seed" in given:
+            given = [*given, "1"]
+        code, out, err = run(*command, *given)
+        assert (code, out, err.count("\n")) == (2, "", 1)
+        assert f"has requests of its own; {unused} would not be used" in err
+
+
+def test_lengths_of_a_trace_are_drawn_by_the_seed(run: Run, tmp_path: Path) -> None:
+    path = a_trace(tmp_path, "100,500,100")
+    one, other = (
+        json.loads(run(*SHORT, "--rate", "1", "--trace-lengths", path, "--seed", seed, "--json")[1])
+        for seed in "12"
+    )
+    assert one["result"] != other["result"]
+
+
+def test_a_row_longer_than_the_model_takes_is_refused_and_counted(run: Run, tmp_path: Path) -> None:
+    """One row does not keep the others from being served."""
+    path = a_trace(tmp_path, "100,200000,10")
+    code, out, _ = run(*SHORT, "--trace", path, "--json")
+    found = json.loads(out)
+    assert code == 0
+    assert found["result"]["requests"] == {
+        "asked": 101,
+        "served": 100,
+        "refused": 1,
+        "timed_out": 0,
+        "preempted": 0,
+    }
+    assert any("1 request refused" in text for text in found["warnings"])
+    code, out, err = run(*SHORT, "--rate", "1", "--isl", "200000", "--requests", "5")
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert "every request is longer than the 131,072 tokens" in err
+
+
+def test_an_error_after_a_skipped_row_is_one_line(run: Run, tmp_path: Path) -> None:
+    path = a_trace(tmp_path, "5,-1,3")
+    code, out, err = run(*SHORT, "--trace", path, "--preemption", "swop")
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    code, _, err = run(*SHORT, "--trace", path)  # and the note is not lost where there is an answer
+    assert code == 0
+    assert "1 row skipped, with negative input tokens" in err
+
+
+def test_a_trace_that_can_not_be_written_leaves_the_old_one(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from capplan.capacity.simulator import chrome_trace
+
+    def full(_: object, file: TextIO) -> int:
+        file.write("half")
+        raise OSError(28, "No space left on device")
+
+    path = tmp_path / "trace.json"
+    path.write_text("old")
+    monkeypatch.setattr(chrome_trace, "write_trace", full)
+    code, out, err = run(*LINE, "--rate", "3", "--trace-out", str(path))
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert "no space left on device" in err
+    assert path.read_text() == "old"
+    assert [each.name for each in tmp_path.iterdir()] == ["trace.json"]
+
+
+def test_a_trace_goes_where_no_file_is(run: Run) -> None:
+    assert run(*LINE, "--rate", "3", "--trace-out", os.devnull)[0] == 0
+    assert not Path(os.devnull).is_file()
 
 
 def test_what_does_not_fit_says_so(run: Run) -> None:

@@ -346,12 +346,12 @@ def _answer(
     best = max(rows, key=lambda row: row["requests_per_s_per_gpu"], default=None)
     if best is not None and not best["requests_per_s"]:
         best = None
-    one_alone = None
+    one_alone: Found | None = None
     if best is not None:
         chosen = next(each for each in results if each.run.name == best["name"])
         search.fill(chosen)
         if best["name"] != "disaggregated" and chosen.run.replicas > search.found.ranks:
-            one_alone = search.of(search.alone(chosen.run)).rate
+            one_alone = search.of(search.alone(chosen.run))
     points = [
         _point(each.run, point) for each in results for point in sorted(each.points, key=lambda p: p.rate)
     ]
@@ -365,7 +365,7 @@ def _answer(
         requests_per_s=best["requests_per_s"] if best else 0.0,
         requests_per_s_per_gpu=best["requests_per_s_per_gpu"] if best else 0.0,
         output_tokens_per_s_per_gpu=best["output_tokens_per_s_per_gpu"] if best else 0.0,
-        one_instance_requests_per_s=one_alone,
+        one_instance_requests_per_s=one_alone.rate if one_alone else None,
         reasons=_reasons(best, rows, idle, one_alone) if best else (),
         configurations=tuple(rows),
         curve=tuple(points),
@@ -427,7 +427,7 @@ def _row(found: Found, osl: float) -> dict[str, Any]:
 
 
 def _reasons(
-    best: dict[str, Any], rows: list[dict[str, Any]], idle: dict[str, float], one_alone: float | None
+    best: dict[str, Any], rows: list[dict[str, Any]], idle: dict[str, float], one_alone: Found | None
 ) -> tuple[str, ...]:
     """Why the best one is: what stops each of the others, and what stops it."""
     told = []
@@ -450,8 +450,10 @@ def _reasons(
         else:
             told.append(f"{row['name']}: {100 * (1 - ratio):.0f}% less a GPU; {_stops(row, idle)}")
     if one_alone is not None:
+        ends = " and ".join(_limit_words(each) for each in limits(one_alone)) or "the points of the search"
+        rate = f"{short_rate(one_alone.rate)} req/s" if one_alone.rate else "at no rate"
         told.append(
-            f"one instance alone: {short_rate(one_alone)} req/s; several that take turns have fewer bursts each"
+            f"one instance alone: {rate}; ends at {ends}; several that take turns have fewer bursts each"
         )
     return tuple(told)
 

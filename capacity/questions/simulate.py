@@ -253,9 +253,13 @@ def simulate(
     if mix is None:
         mix = Mix(gamma(requests, seed, cv), *fixed(requests, *lengths(isl, osl)))
     workload = _workload(mix, rate, concurrency, timeout)
-    longest = int((workload.isl + workload.osl).max())
     flags = deployment or Deployment()
-    found = placed(spec, card, flags, min(longest, flags.max_model_len or longest), tp, work)
+    longest = int((workload.isl + workload.osl).max())
+    most = min(flags.max_model_len or longest, spec.max_context or longest)
+    if int((workload.isl + workload.osl).min()) > most:
+        raise InputError(f"every request is longer than the {tokens(most)} that are accepted")
+    longest = min(longest, most)  # longer ones are refused, and counted
+    found = placed(spec, card, flags, longest, tp, work)
     found = measured(found, calibration, work)
     work.assume(*found.assumptions)
     given(found, calibration, work)
@@ -295,6 +299,15 @@ def simulate(
             f"long_prefill_token_threshold {long_prefill_token_threshold!r} is of prompts that are divided over passes; "
             "chunked prefill and scheduler mixed or prefill-first are accepted with it"
         )
+    if inputs["scheduler"] == "static" and (preemption == "swap" or watermark):
+        unused = "preemption 'swap'" if preemption == "swap" else f"watermark {watermark!r}"
+        raise InputError(
+            f"scheduler 'static' reserves the cache of a whole batch: {unused} would not be used"
+        )
+    if concurrency is not None and mix.recorded:
+        work.assume(
+            "requests of the trace come in its order, one when another leaves; its times are not used"
+        )
     own: dict[str, Any] = {
         "scheduler": inputs["scheduler"],
         "chunked": chunked,
@@ -309,6 +322,9 @@ def simulate(
     service: Service | Disaggregated
     if isinstance(instances, bool) or not isinstance(instances, int) or instances < 1:
         raise InputError(f"instances {instances!r} is not a whole number, 1 or more")
+    if routing == "least-loaded" and (pools is not None or instances * found.ranks == 1):
+        where = "pools" if pools is not None else "one instance"
+        raise InputError(f"routing {routing!r} is between instances without pools; {where} would not use it")
     if pools is None and link is not None:
         raise InputError(f"link {link!r} is of the cache between pools; give pools with it, such as 1:1")
     if pools is None:

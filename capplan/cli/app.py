@@ -9,6 +9,7 @@ import typer
 from typer import core
 from typer.main import get_command
 
+from capplan.cli import notes
 from capplan.errors import InputError, UnknownNameError
 
 COMMANDS = (
@@ -93,6 +94,7 @@ def capplan(
 
 def run(args: Sequence[str]) -> int:
     """Run the command line; raises CapplanError, also for bad usage."""
+    notes.forget()
     try:
         code = get_command(app)(args=list(args), prog_name="capplan", standalone_mode=False)
     except typer.exceptions.TyperException as error:  # usage: an unknown option, a missing argument

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from capplan.cli import deploying
+from capplan.cli import deploying, notes
 from capplan.cli import options as opt
 from capplan.cli.render import emit, only_one
 from capplan.errors import ExitCode, InputError, UnknownNameError
@@ -212,4 +212,5 @@ def _print_command(deployment: Deployment, asked: str, engine: str) -> None:
         named = next((alias for alias in row.aliases if alias.count("/") == 1), asked)
         if named == asked:
             sys.stderr.write(f"note: {asked} is capplan's name; write the hub id or the path that you load\n")
+    notes.tell()
     print(commands.emit(commands.as_named(deployment, row.family), named, engine))

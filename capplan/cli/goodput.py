@@ -47,14 +47,14 @@ def command(
     tpot: Annotated[
         str | None, typer.Option("--tpot", metavar="TIME", help="Of --attainment.", show_default=False)
     ] = None,
-    isl: deploying.Isl = "1024",
-    osl: deploying.Osl = "1024",
+    isl: workloads.Isl = None,
+    osl: workloads.Osl = None,
     sigma: workloads.Sigma = None,
     trace_lengths: workloads.TraceLengths = None,
     trace: workloads.Trace = None,
     burstiness: workloads.Burstiness = None,
     requests: workloads.Requests = None,
-    seed: workloads.Seed = 1,
+    seed: workloads.Seed = None,
     placement: Annotated[
         list[str] | None,
         typer.Option(
@@ -122,8 +122,8 @@ def command(
         known_place(plot)
     slo = workloads.slo(bounds, ttft, tpot, attainment)
     mix = workloads.mix(
-        isl=deploying.tokens("--isl", isl),
-        osl=deploying.tokens("--osl", osl),
+        isl=None if isl is None else deploying.tokens("--isl", isl),
+        osl=None if osl is None else deploying.tokens("--osl", osl),
         sigma=sigma,
         trace_lengths=trace_lengths,
         trace=trace,
@@ -132,6 +132,10 @@ def command(
         seed=seed,
     )
     placements = deploying.names("--placement", placement) if placement else question.CONFIGURATIONS
+    sizes = {"--pools": pools, "--instances": instances}
+    unused = "--pools" if "disaggregated" not in placements else "--instances"
+    if sizes[unused] is not None and (unused == "--pools" or set(placements) == {"disaggregated"}):
+        raise InputError(f"{unused} is not of placement {' or '.join(placements)}; it would not be used")
     with bar("rates") as progress:
         answer = question.goodput(
             opt.one_model(model, model_config),
@@ -152,7 +156,7 @@ def command(
             mix_of=workloads.mix_of(sigma, trace_lengths, trace),
             requests=requests,
             cv=1.0 if burstiness is None else burstiness,
-            seed=seed,
+            seed=workloads.SEED if seed is None else seed,
             configurations=placements,
             pools=_pools(pools),
             instances=instances,

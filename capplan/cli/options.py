@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Annotated
 
 import typer
 
+from capplan.cli import notes
 from capplan.errors import InputError, UnitError
 
 FEWEST_BARE_BYTES = 2**20  # below it a size without a unit is taken for a slip
@@ -223,8 +223,8 @@ def naming(option: str) -> Iterator[None]:
 
 
 def note(option: str, text: str, value: float, unit: str) -> None:
-    """Say on stderr what was understood, where it is worth saying."""
+    """Say what was understood, where it is worth saying."""
     from capplan import units
 
     if understood := units.echo(text, value, unit):
-        sys.stderr.write(f"note: {option} {text.strip()}: {understood}\n")
+        notes.note(f"{option} {text.strip()}: {understood}")

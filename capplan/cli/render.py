@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
+from capplan.cli.notes import tell
 from capplan.errors import ExitCode, InputError
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ def emit(
         from capplan.cli.plots import save
 
         save(answer, plot)
+    tell()
     if as_json:
         print_json(answer.to_dict())
     elif as_csv:

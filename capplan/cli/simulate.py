@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import os
+from errno import EISDIR, ENOENT
 from math import inf
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from capplan.cli import deploying, workloads
+from capplan.cli import deploying, notes, workloads
 from capplan.cli import options as opt
 from capplan.cli.render import emit, only_one
 from capplan.errors import InputError
 
 if TYPE_CHECKING:
     from capplan.capacity.simulator.requests import Outcome, Speculation
+
+
+DRAFT_COST = "0.05"  # where it is not given
 
 
 def _option(name: str, metavar: str, text: str, default: str | None = None) -> typer.models.OptionInfo:
@@ -34,13 +40,13 @@ def command(
     requests: Annotated[
         str, typer.Option("--requests", metavar="COUNT", help="How many come; of a trace, its first.")
     ] = "1000",
-    isl: deploying.Isl = "1024",
-    osl: deploying.Osl = "1024",
+    isl: workloads.Isl = None,
+    osl: workloads.Osl = None,
     sigma: workloads.Sigma = None,
     trace_lengths: workloads.TraceLengths = None,
     trace: workloads.Trace = None,
     burstiness: workloads.Burstiness = None,
-    seed: workloads.Seed = 1,
+    seed: workloads.Seed = None,
     timeout: Annotated[
         str | None,
         _option("--timeout", "TIME", "How long a client waits for its first token, such as 30s."),
@@ -81,11 +87,11 @@ def command(
         str | None, _option("--acceptance", "SHARE", "Drafted tokens that hold, such as 0.7.")
     ] = None,
     draft_cost: Annotated[
-        str,
-        typer.Option(
-            "--draft-cost", metavar="SHARE", help="Time of a draft's pass over the target's; 0 for n-grams."
+        str | None,
+        _option(
+            "--draft-cost", "SHARE", "Time of a draft's pass over the target's; 0 for n-grams.", DRAFT_COST
         ),
-    ] = "0.05",
+    ] = None,
     pools: Annotated[
         str | None,
         _option("--pools", "P:D", "Prefill and decode instances, such as 2:1, instead of --instances."),
@@ -132,11 +138,15 @@ def command(
         from capplan.cli.plots import known_place
 
         known_place(plot)
+    if trace_out is not None:
+        _known_place(trace_out)
+    if speculated is None and acceptance is None and draft_cost is not None:
+        raise InputError("--draft-cost is of drafted tokens; give --speculated and --acceptance with it")
     if concurrency is not None and burstiness is not None:
         raise InputError("--burstiness is of drawn arrivals; with --concurrency one comes when one leaves")
     mix = workloads.mix(
-        isl=deploying.tokens("--isl", isl),
-        osl=deploying.tokens("--osl", osl),
+        isl=None if isl is None else deploying.tokens("--isl", isl),
+        osl=None if osl is None else deploying.tokens("--osl", osl),
         sigma=sigma,
         trace_lengths=trace_lengths,
         trace=trace,
@@ -163,7 +173,7 @@ def command(
             concurrency=_whole("--concurrency", concurrency),
             mix=mix,
             cv=1.0 if burstiness is None else burstiness,
-            seed=seed,
+            seed=workloads.SEED if seed is None else seed,
             timeout=_seconds("--timeout", timeout),
             warm_up=opt.share("--warm-up", warm_up),
             scheduler=scheduler,
@@ -174,7 +184,7 @@ def command(
             routing=routing,
             watermark=opt.share("--watermark", watermark),
             speculation=_speculation(speculated, acceptance),
-            draft_cost=opt.share("--draft-cost", draft_cost),
+            draft_cost=opt.share("--draft-cost", DRAFT_COST if draft_cost is None else draft_cost),
             instances=instances,
             pools=_pools(pools),
             link=_link(link),
@@ -252,16 +262,39 @@ def _link(text: str | None) -> str | float | None:
 
 
 def _write(path: str, outcome: Outcome) -> None:
-    import sys
-
+    """The trace, whole or not at all."""
     from capplan.capacity.simulator.chrome_trace import write_trace
 
+    target = Path(path).resolve()  # a link stays one
     try:
-        with open(path, "w", encoding="utf-8") as file:
-            count = write_trace(outcome, file)
+        if target.exists() and not target.is_file():  # a pipe, or /dev/null
+            with target.open("w", encoding="utf-8") as file:
+                count = write_trace(outcome, file)
+        else:
+            unfinished = target.with_name(f".capplan-{os.getpid()}.json")
+            try:
+                with unfinished.open("w", encoding="utf-8") as file:
+                    count = write_trace(outcome, file)
+                unfinished.replace(target)
+            finally:
+                unfinished.unlink(missing_ok=True)
     except (OSError, ValueError) as error:
-        told = (getattr(error, "strerror", None) or str(error)).lower()
-        raise InputError(f"can't write the trace to {path!r}: {told}") from error
-    sys.stderr.write(
-        f"note: wrote {count:,} events to {path}; chrome://tracing and ui.perfetto.dev show them\n"
-    )
+        raise _unwritable(path, error) from error
+    notes.note(f"wrote {count:,} events to {path}; chrome://tracing and ui.perfetto.dev show them")
+
+
+def _known_place(path: str) -> None:
+    """Raise InputError for a trace that can't be written, before it is simulated."""
+    try:
+        target = Path(path).resolve()
+        if target.is_dir():
+            raise IsADirectoryError(EISDIR, os.strerror(EISDIR))
+        if not target.parent.is_dir():
+            raise FileNotFoundError(ENOENT, os.strerror(ENOENT))
+    except (OSError, ValueError) as error:
+        raise _unwritable(path, error) from error
+
+
+def _unwritable(path: str, error: Exception) -> InputError:
+    told = (getattr(error, "strerror", None) or str(error)).lower()
+    return InputError(f"can't write the trace to {path!r}: {told}")

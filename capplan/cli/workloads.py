@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from capplan.cli import notes
 from capplan.cli import options as opt
 from capplan.errors import InputError
 
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 def _flag(name: str, metavar: str, text: str) -> Any:
     return typer.Option(name, metavar=metavar, help=text, show_default=False)
 
+
+LENGTH, SEED = 1024, 1  # where they are not given
 
 Sigma = Annotated[
     float | None,
@@ -47,7 +50,18 @@ Routing = Annotated[
         "--routing", metavar="RULE", help="To instances: round-robin, or least-loaded as vLLM balances."
     ),
 ]
-Seed = Annotated[int, typer.Option("--seed", metavar="NUMBER", help="Which requests are drawn.")]
+Seed = Annotated[
+    int | None,
+    typer.Option("--seed", metavar="NUMBER", help="Which requests are drawn.", show_default=str(SEED)),
+]
+Isl = Annotated[
+    str | None,
+    typer.Option("--isl", metavar="TOKENS", help="Tokens of a prompt.", show_default=str(LENGTH)),
+]
+Osl = Annotated[
+    str | None,
+    typer.Option("--osl", metavar="TOKENS", help="Tokens of an answer.", show_default=str(LENGTH)),
+]
 
 
 def bound(kind: str, share: str) -> Any:
@@ -101,18 +115,16 @@ def mix_of(sigma: float | None, trace_lengths: str | None, trace: str | None) ->
 
 def mix(
     *,
-    isl: int,
-    osl: int,
+    isl: int | None,
+    osl: int | None,
     sigma: float | None,
     trace_lengths: str | None,
     trace: str | None,
     burstiness: float | None,
     requests: int,
-    seed: int,
+    seed: int | None,
 ) -> Mix:
-    """The requests that the options describe; what was skipped of a trace is said on stderr. Raises InputError."""
-    import sys
-
+    """The requests that the options describe; what was skipped of a trace is said with the answer. Raises InputError."""
     from capplan.capacity.simulator import workloads
     from capplan.capacity.simulator.traces import read_trace
 
@@ -122,12 +134,17 @@ def mix(
         raise InputError(f"{' and '.join(named)} exclude each other; give one")
     if trace is not None and burstiness is not None:
         raise InputError("--trace has arrivals of its own; --burstiness is of drawn ones")
+    given = {"--isl": isl, "--osl": osl} | ({"--seed": seed} if trace is not None else {})
+    if (trace or trace_lengths) and (unused := [name for name, value in given.items() if value is not None]):
+        raise InputError(f"{named[0]} has requests of its own; {' and '.join(unused)} would not be used")
+    isl, osl = LENGTH if isl is None else isl, LENGTH if osl is None else osl
+    seed = SEED if seed is None else seed
     if path := trace or trace_lengths:
         read = read_trace(path)
         replayed = workloads.replay(read, min(len(read), requests)) if trace is not None else None
         lengths = workloads.joint(requests, seed, read)
-        for line in read.told():  # once nothing is wrong with it
-            sys.stderr.write(f"note: {line}\n")
+        for line in read.told():
+            notes.note(line)
         if replayed is not None:
             return replayed
     elif sigma is not None:

@@ -1,0 +1,24 @@
+"""What is said on stderr beside an answer: held until there is one, so that an error is one line alone."""
+
+from __future__ import annotations
+
+import sys
+
+_held: list[str] = []
+
+
+def forget() -> None:
+    """Nothing is held when a command begins."""
+    _held.clear()
+
+
+def note(text: str) -> None:
+    """Say it with the answer."""
+    _held.append(text)
+
+
+def tell() -> None:
+    """Say now what was held."""
+    for text in _held:
+        sys.stderr.write(f"note: {text}\n")
+    forget()
