@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from capplan.report import Report
 
 REQUESTS = 1000
+MOST = 10_000  # instances
 _POINTS = 200  # of the timeline, as it is printed
 _SPLIT = (
     ("ttft", "TTFT"),
@@ -264,7 +265,8 @@ def simulate(
     work.assume(*found.assumptions)
     given(found, calibration, work)
     why_not = None if found.memory.starts else found.memory.why_not or "the engine does not start"
-    scheduler = scheduler or ("mixed" if found.engine.mixed else "prefill-first")
+    if scheduler is None:
+        scheduler = "mixed" if found.engine.mixed else "prefill-first"
     caching = services.caches_prefixes(
         prefix_caching, workload.prefix is not None, spec, scheduler, preemption, work
     )
@@ -320,8 +322,8 @@ def simulate(
         "swap_s_per_block": _swap_time(found) if preemption == "swap" else 0.0,
     }
     service: Service | Disaggregated
-    if isinstance(instances, bool) or not isinstance(instances, int) or instances < 1:
-        raise InputError(f"instances {instances!r} is not a whole number, 1 or more")
+    if isinstance(instances, bool) or not isinstance(instances, int) or not 1 <= instances <= MOST:
+        raise InputError(f"instances {instances!r} is not a whole number from 1 to {MOST:,}")
     if routing == "least-loaded" and (pools is not None or instances * found.ranks == 1):
         where = "pools" if pools is not None else "one instance"
         raise InputError(f"routing {routing!r} is between instances without pools; {where} would not use it")
@@ -479,8 +481,12 @@ def _speculating(
 
 
 def _pool_sizes(sizes: tuple[int, int]) -> tuple[int, int]:
-    if len(sizes) != 2 or any(isinstance(n, bool) or not isinstance(n, int) or n < 1 for n in sizes):
-        raise InputError(f"pools {sizes!r} are not two numbers of instances, 1 or more, prefill first")
+    if len(sizes) != 2 or any(
+        isinstance(n, bool) or not isinstance(n, int) or not 1 <= n <= MOST for n in sizes
+    ):
+        raise InputError(
+            f"pools {sizes!r} are not two numbers of instances from 1 to {MOST:,}, prefill first"
+        )
     return sizes
 
 

@@ -24,6 +24,7 @@ from capplan.capacity.simulator.requests import Workload
 from capplan.capacity.simulator.traces import BLOCK_TOKENS, Floats, Ints, Trace
 from capplan.errors import InputError
 
+_NEVER = 1e15  # [second]: the clock has no milliseconds any more
 _ARRIVALS, _INPUTS, _OUTPUTS, _ROWS = range(4)  # streams of one seed
 
 
@@ -45,6 +46,10 @@ class Mix:
         """Arrival times at a mean rate [request/second]. Raises InputError for a rate that is not above 0."""
         if not 0 < rate < inf:
             raise InputError(f"rate {rate!r} is not a number of requests a second above 0")
+        if self.unit_times[-1] > _NEVER * rate:
+            raise InputError(
+                f"at a rate of {rate!r} the last of {len(self):,} requests comes in {_NEVER:g} s or later"
+            )
         return self.unit_times / rate
 
     def at(self, rate: float, timeout: float = inf) -> Workload:

@@ -135,11 +135,12 @@ def mix(
     if trace is not None and burstiness is not None:
         raise InputError("--trace has arrivals of its own; --burstiness is of drawn ones")
     given = {"--isl": isl, "--osl": osl} | ({"--seed": seed} if trace is not None else {})
-    if (trace or trace_lengths) and (unused := [name for name, value in given.items() if value is not None]):
+    path = trace if trace is not None else trace_lengths
+    if path is not None and (unused := [name for name, value in given.items() if value is not None]):
         raise InputError(f"{named[0]} has requests of its own; {' and '.join(unused)} would not be used")
     isl, osl = LENGTH if isl is None else isl, LENGTH if osl is None else osl
     seed = SEED if seed is None else seed
-    if path := trace or trace_lengths:
+    if path is not None:
         read = read_trace(path)
         replayed = workloads.replay(read, min(len(read), requests)) if trace is not None else None
         lengths = workloads.joint(requests, seed, read)
