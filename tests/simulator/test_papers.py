@@ -64,6 +64,17 @@ def test_attainment_with_the_lengths_of_a_trace(reproduce: ModuleType) -> None:
     assert all(row.inside for row in rows)
 
 
+def test_mooncakes_caches(reproduce: ModuleType) -> None:
+    """One cache of all nodes finds more than ten of one each; what that saves of the prefill is as the paper has it."""
+    rows = list(reproduce.mooncake_caches())
+    assert len(rows) == 6
+    assert all(row.inside or row.reason for row in rows)
+    assert {row.what.partition(",")[0] for row in rows if row.inside} == {"conversation", "synthetic"}
+    saved = [row for row in rows if "over ten" in row.what and "time" in row.what]
+    assert all(0.5 < row.ours < 0.8 for row in saved)
+    assert all(row.ours > 2 for row in rows if "hits" in row.what)
+
+
 def by_steps(
     mix: Mix, rate: float, prefill: AffineTimes, decode: AffineTimes | None
 ) -> tuple[Floats, Floats]:
