@@ -178,6 +178,15 @@ def _count(device: Device) -> int | None:
     return int(torch.cuda.device_count())
 
 
+def _numa(bus: str | bytes) -> int:
+    """The NUMA node of a slot. Raises ValueError where the machine has but one."""
+    name = bus.decode() if isinstance(bus, bytes) else bus
+    node = int(Path(f"/sys/bus/pci/devices/{name[-12:].lower()}/numa_node").read_text())
+    if node < 0:
+        raise ValueError("one node")
+    return node
+
+
 def _nvlink(nv: Any, handle: Any) -> dict[str, int]:
     """Links of NVLink that the card has, and those that are up. Raises where it has none."""
     states = []
@@ -213,7 +222,12 @@ def _nvml(device: Device) -> dict[str, Any]:
             "gen_max": nv.nvmlDeviceGetMaxPcieLinkGeneration(handle),
             "width_max": nv.nvmlDeviceGetMaxPcieLinkWidth(handle),
         },
-        "numa_node": lambda: nv.nvmlDeviceGetNumaNodeId(handle),
+        "numa_node": lambda: _numa(nv.nvmlDeviceGetPciInfo(handle).busId),
+        "ecc_errors": lambda: int(
+            nv.nvmlDeviceGetTotalEccErrors(
+                handle, nv.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nv.NVML_VOLATILE_ECC
+            )
+        ),
         "nvlink": lambda: _nvlink(nv, handle),
         "other_processes": lambda: len(
             [p for p in nv.nvmlDeviceGetComputeRunningProcesses(handle) if p.pid != os.getpid()]
@@ -241,6 +255,34 @@ def busy(device: Device) -> bool:
             time.sleep(_WAIT)
         return True
     return False  # not told, as under MIG
+
+
+def link_now(device: Device) -> dict[str, float]:
+    """Generation and width of the link to the host, as they are right now: at rest a card lets them fall."""
+    found: dict[str, float] = {}
+    if device.kind == "cuda":
+        with suppress(Exception):  # nvidia-ml-py is optional
+            import pynvml as nv
+
+            nv.nvmlInit()
+            handle = nvml_handle(nv, device.index)
+            found["pcie_gen"] = float(nv.nvmlDeviceGetCurrPcieLinkGeneration(handle))
+            found["pcie_width"] = float(nv.nvmlDeviceGetCurrPcieLinkWidth(handle))
+    return found
+
+
+def stolen() -> tuple[float, float]:
+    """Time that a virtual machine waited for its host, and all time, of all cores since it began [tick]."""
+    first = next(iter(_lines("/proc/stat")), "").split()
+    counts = [float(each) for each in first[1:9]]
+    return (counts[7], sum(counts)) if len(counts) == 8 else (0.0, 0.0)
+
+
+def stolen_since(before: tuple[float, float]) -> float | None:
+    """The share of time since then that went to others [per cent]; None where it is not told."""
+    now = stolen()
+    passed = now[1] - before[1]
+    return round(100.0 * (now[0] - before[0]) / passed, 2) if passed > 0 else None
 
 
 def hashed(uuid: str) -> str:

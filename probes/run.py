@@ -24,7 +24,9 @@ from typing import Any, NamedTuple
 from capplan import __version__
 from capplan.calibration_file import SCHEMA, check_place, read_document, sealed, write_document
 from capplan.errors import CapplanError, InputError, MissingPackageError, UnknownNameError
+from capplan.probes import device as devices
 from capplan.probes.probe import PROFILES, Case, Row, names, probe, probes
+from capplan.probes.telemetry import told_of
 from capplan.probes.timing import METHOD
 from capplan.probes.verdict import derived_of, quality_of
 
@@ -76,6 +78,7 @@ def run(
         raise MissingPackageError("the probes need torch: pip install 'capplan[probes]'")
     check_place(out)
     chosen = [one.NAME for one in probes() if not only or one.NAME in only]
+    before_it = devices.stolen()
     began, created = time.monotonic(), datetime.now(UTC).isoformat(timespec="seconds")
     load = _load()
     plan = _plan(device, profile, chosen)
@@ -118,10 +121,12 @@ def run(
         finished[name] = rows
         _keep(part, asked, finished)
     rows = [row for name in chosen for row in finished[name]]
+    seen = [each for row in rows if (each := row.pop("seen", None))]
     for number, row in enumerate(rows):
         row["id"] = number
-    derived, told_of = derived_of(rows)
+    derived, lost = derived_of(rows)
     drift = _drift(rows, device, limit_s or LIMITS[profile])
+    steal = devices.stolen_since(before_it)
     document = sealed(
         {
             "schema": SCHEMA,
@@ -133,12 +138,12 @@ def run(
             "seed": SEED,
             "label": label,
             "device": plan["facts"],
-            "stack": plan["stack"] | {"loadavg_start": load, "loadavg_end": _load()},
+            "stack": plan["stack"] | {"loadavg_start": load, "loadavg_end": _load(), "steal_pct": steal},
             "spec": plan["spec"],
-            "telemetry": None,
+            "telemetry": told_of(seen),
             "results": rows,
             "derived": derived,
-            "quality": quality_of(rows, plan["facts"], drift, told_of),
+            "quality": quality_of(rows, plan["facts"], drift, lost, steal),
         }
     )
     write_document(out, document)

@@ -94,14 +94,32 @@ class Telemetry:
         return 1e6 * self._samples["sm_mhz"][-1] if self._samples["sm_mhz"] else None
 
     def told(self) -> dict[str, Any] | None:
-        """What a row or the file says of it; None where nothing was seen."""
-        if not any(self._samples.values()):
-            return None
-        found: dict[str, Any] = {name: stat(samples) for name, samples in self._samples.items()}
-        if time.perf_counter() - self._began < _POWER_WINDOW:
-            found["power_w"] = None
-        return found | {
-            "reasons_seen": [name for bit, name in REASONS.items() if self._reasons & bit],
-            "samples": max(map(len, self._samples.values())),
-            "interval_ms": round(1e3 * INTERVAL),
+        """What a row says of it; None where nothing was seen."""
+        return told_of([self.seen()])
+
+    def seen(self) -> dict[str, Any]:
+        """All samples, and how long they were taken [s]."""
+        return {
+            "samples": self._samples,
+            "reasons": self._reasons,
+            "seconds": time.perf_counter() - self._began,
         }
+
+
+def told_of(several: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
+    """`telemetry` of the calibration file, of samples that Telemetry.seen() gave, of one row or of a whole run."""
+    names = ("sm_mhz", "mem_mhz", "power_w", "temp_c")
+    samples = {name: [each for seen in several for each in seen["samples"][name]] for name in names}
+    if not any(samples.values()):
+        return None
+    found: dict[str, Any] = {name: stat(samples[name]) for name in names}
+    if sum(seen["seconds"] for seen in several) < _POWER_WINDOW:
+        found["power_w"] = None
+    reasons = 0
+    for seen in several:
+        reasons |= seen["reasons"]
+    return found | {
+        "reasons_seen": [name for bit, name in REASONS.items() if reasons & bit],
+        "samples": max(map(len, samples.values())),
+        "interval_ms": round(1e3 * INTERVAL),
+    }

@@ -20,7 +20,7 @@ _SAMPLE_SECONDS = 2e-3  # of calls back to back, at least
 _IN_GRAPH = 10  # calls, at least
 _SUSTAINED = 2.0  # s of the same call before it is timed
 _COOL = 20e-3  # s between the samples of a burst
-_CPU_SECONDS, _CPU_SAMPLES = 0.15, 5  # a case on a CPU is for information: no longer, no fewer
+_CPU_SECONDS, _CPU_SAMPLES = 0.15, 3  # a case on a CPU is for information: no longer, no fewer
 _COLD = 5  # times L2 that the buffers have in all
 _MOST_COPIES, _MOST_ON_CPU = 512, 2
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from capplan.probes.probe import Row, Value, probe
 
+_STEAL = 2.0  # per cent of the time that may go to others' virtual machines
 DRIFT = 0.03  # of the first row, repeated at the end: more is told
 _MOST = 1e18  # of a constant: FLOP/s, byte/s, byte; no device has so much
 _USED = ("pass", "warn")
@@ -54,26 +55,25 @@ def put(derived: dict[str, Any], path: str, each: Value) -> None:
 
 
 def quality_of(
-    rows: Sequence[Row], device: dict[str, Any], drift: float | None, told: Sequence[str] = ()
+    rows: Sequence[Row],
+    device: dict[str, Any],
+    drift: float | None,
+    told: Sequence[str] = (),
+    steal: float | None = None,
 ) -> dict[str, Any]:
-    """`quality` of the calibration file: ok | degraded | unusable | cpu_only, and what speaks for it."""
+    """`quality` of the calibration file: ok | degraded | unusable | cpu_only, and what speaks for it.
+
+    steal: per cent of the time that a virtual machine's host gave to others.
+    """
     count = {status: sum(row["status"] == status for row in rows) for status in ("fail", "invalid", "warn")}
     contended = any(row["contended"] for row in rows if row["time_s"]) or bool(device.get("busy_at_start"))
+    contended = contended or (steal or 0.0) > _STEAL
     warnings = [*told] + [f"{row['probe']}: {row['reason']}" for row in rows if row["status"] in count]
     if drift is not None and drift > DRIFT:
         warnings.append(f"the first rows, repeated at the end, are {100 * drift:.1f}% off")
     if contended:
         warnings.append("other work ran beside the probes, or times of one row differ much")
-    pcie = device.get("pcie") or {}
-    if pcie and (pcie.get("width", 0), pcie.get("gen", 0)) < (
-        pcie.get("width_max", 0),
-        pcie.get("gen_max", 0),
-    ):
-        warnings.append(f"the link to the host is x{pcie['width']} gen {pcie['gen']}, below its most")
-    if (device.get("power_limit_w") or 1e9) < (device.get("power_default_w") or 0):
-        warnings.append(
-            f"the power limit is {device['power_limit_w']:g} W, below {device['power_default_w']:g} W"
-        )
+    warnings += _of_device(rows, device)
     verdict = "degraded" if warnings else "ok"
     if not any(row["status"] in _USED for row in rows) or 2 * count["fail"] > len(rows):
         verdict = "unusable"
@@ -87,3 +87,33 @@ def quality_of(
         "failed": count["fail"],
         "warnings": list(dict.fromkeys(warnings)),
     }
+
+
+def _of_device(rows: Sequence[Row], device: dict[str, Any]) -> list[str]:
+    """What of a device's settings makes its figures other than those of its kind."""
+    told = []
+    pcie = device.get("pcie") or {}
+    most = (pcie.get("gen_max", 0), pcie.get("width_max", 0))
+    # as it was under load: at rest its generation falls
+    seen = [
+        (int(values["pcie_gen"]), int(values["pcie_width"]))
+        for row in rows
+        if "pcie_gen" in (values := row["values"]) and "pcie_width" in values
+    ]
+    gen, width = max(seen) if seen else (most[0], pcie.get("width", most[1]))
+    if gen < most[0] or width < most[1]:
+        told.append(f"the link to the host is x{width} gen {gen}, below its most")
+    if (device.get("power_limit_w") or 1e9) < (device.get("power_default_w") or 0):
+        told.append(
+            f"the power limit is {device['power_limit_w']:g} W, below {device['power_default_w']:g} W"
+        )
+    if (device.get("mig") or {}).get("enabled"):
+        told.append("a part of a card (MIG): figures are of that part")
+    if device.get("other_processes"):
+        told.append(f"{device['other_processes']} other processes use the card")
+    if device.get("ecc_errors"):
+        told.append(f"{device['ecc_errors']:,} memory errors that ECC could not correct")
+    nvlink = device.get("nvlink") or {}
+    if nvlink and nvlink["active"] < nvlink["links"]:
+        told.append(f"{nvlink['active']} of {nvlink['links']} NVLinks are up")
+    return told

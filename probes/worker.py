@@ -68,7 +68,7 @@ def run_cases(job: dict[str, Any], tell: Tell) -> None:
         tell(begun=number)
         with Telemetry(found) as seen:
             row = row_of(one, case, found)
-        row["telemetry"] = seen.told()
+        row |= {"telemetry": seen.told(), "seen": seen.seen()}
         tell(number=number, row=row)
         gc.collect()
         if found.is_gpu:

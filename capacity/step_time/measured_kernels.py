@@ -93,12 +93,13 @@ def kernel_constants(found: Calibration, chip: Chip) -> list[KernelConstant]:
         if path is None:
             return
         leaf = leaves[path]
-        low, value, high = (each / whole for each in (leaf.low, leaf.value, leaf.high))
+        share, source = _of_the_slowest(leaves, name, path)
+        low, value, high = (share * each / whole for each in (leaf.low, leaf.value, leaf.high))
         if name.startswith("gemm."):
             low, value, high = (_at_full_rate(min(each, 0.999), chip.allowed) for each in (low, value, high))
         if unit == "1":
             low, value, high = (min(each, 1.0) for each in (low, value, high))
-        told.append(KernelConstant(name, unit, shipped, value, low, high, leaf.count, path))
+        told.append(KernelConstant(name, unit, shipped, value, low, high, leaf.count, source))
 
     plain = _there(leaves, ("gemm.bf16.plain.flops_sustained", "gemm.bf16.plain.flops_typ"))
     tell("gemm.bf16", of.gemm["bf16"], plain, chip.peaks["bf16"])
@@ -239,6 +240,16 @@ def with_kernels(chip: Chip, constants: Iterable[KernelConstant]) -> Chip:
 def _at_full_rate(reached: float, allowed: float) -> float:
     """The share that kernels.toml would have for what a chip reached; see kernel_time._reached."""
     return 1.0 / (1.0 + (1.0 / reached - 1.0) / allowed)
+
+
+def _of_the_slowest(leaves: Mapping[str, Constant], name: str, path: str) -> tuple[float, str]:
+    """What is left of a rate on the slowest GPU of a node, with all of them at work, and where that is from: a group runs
+    at its slowest member."""
+    first = name.partition(".")[0]
+    leaf = leaves.get({"gemm": "node.gemm.slowest", "memory": "node.read.slowest"}.get(first, ""))
+    if leaf is None or leaf.value >= 1.0:
+        return 1.0, path
+    return leaf.value, f"{path}, node.{'gemm' if first == 'gemm' else 'read'}.slowest"
 
 
 def _there(leaves: Mapping[str, Constant], paths: Iterable[str]) -> str | None:

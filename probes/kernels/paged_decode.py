@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 LOG2_E = 1.4426950408889634
 # The interpreter multiplies the bits of bfloat16 as if they were integers; in float32 it is right
-_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
 
 def products(queries: torch.dtype, cache: torch.dtype) -> tl.dtype:
@@ -30,7 +30,7 @@ def products(queries: torch.dtype, cache: torch.dtype) -> tl.dtype:
     A number of FP8 becomes one of fp16 in half an instruction, and none is lost; to bf16 it takes three, one of them at a
     quarter of the rate, and reading the cache would wait for it.
     """
-    if _INTERPRETED or queries == torch.float32:
+    if INTERPRETED or queries == torch.float32:
         return tl.float32
     return tl.float16 if cache.itemsize == 1 or queries == torch.float16 else tl.bfloat16
 

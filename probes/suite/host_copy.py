@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from capplan.probes import fit
+from capplan.probes.device import link_now
 from capplan.probes.numerics import same_bits
 from capplan.probes.probe import Case, Derived, Device, Measured, Numerics, Row, Skipped, Value
 from capplan.probes.timing import SAMPLES
@@ -107,7 +108,8 @@ def measure(case: Case, device: Device) -> Measured:
             times.append((time.perf_counter_ns() - before) * 1e-9)
     size = case["kib"] * _KIB * (2 if case["way"] == "both" else 1)
     of = "host" if case["way"] != "both" else "link"  # both ways at once may pass the rate of one
-    return Measured(times, "eager", "uncertain", bytes=float(size), kernel="torch copy_", of=of)
+    now = link_now(device)  # right after it was used
+    return Measured(times, "eager", "uncertain", bytes=float(size), kernel="torch copy_", values=now, of=of)
 
 
 def derive(rows: Sequence[Row]) -> Derived:

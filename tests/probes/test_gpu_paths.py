@@ -16,7 +16,8 @@ torch = pytest.importorskip("torch")
 from capplan.probes import collective_ops, timing
 from capplan.probes import device as devices
 from capplan.probes.probe import Device
-from capplan.probes.telemetry import Telemetry
+from capplan.probes.telemetry import Telemetry, told_of
+from capplan.probes.verdict import quality_of
 
 
 class Clock:
@@ -154,6 +155,7 @@ class Nvml:
     """NVML of a card that is made up; what is not told raises, as under MIG."""
 
     NVML_CLOCK_SM, NVML_CLOCK_MEM, NVML_TEMPERATURE_GPU = 0, 2, 0
+    NVML_MEMORY_ERROR_TYPE_UNCORRECTED, NVML_VOLATILE_ECC = 1, 0
 
     def __init__(self, busy: int = 0) -> None:
         self.busy = busy
@@ -179,6 +181,8 @@ class Nvml:
             "nvmlDeviceGetMaxPcieLinkWidth": 16,
             "nvmlDeviceGetCurrentClocksEventReasons": 0x4 | 0x20,
             "nvmlDeviceGetNvLinkState": 1,
+            "nvmlDeviceGetPciInfo": SimpleNamespace(busId=b"00000000:18:00.0"),
+            "nvmlDeviceGetTotalEccErrors": 0,
             "nvmlDeviceGetUtilizationRates": SimpleNamespace(gpu=self.busy),
         }
         if name == "nvmlDeviceGetHandleByUUID":
@@ -285,3 +289,49 @@ def test_a_part_of_a_card_has_its_part_of_the_peaks(nvml: Nvml, monkeypatch: pyt
     assert found.peaks["bf16"] == pytest.approx(989.5e12 / 2)
     assert found.bandwidth == pytest.approx(2.4e12, rel=1e-3)
     assert found.max_clock == 1980e6
+
+
+def test_what_the_settings_of_a_card_hide_is_told(row: Callable[..., Any]) -> None:
+    facts: dict[str, Any] = {"kind": "cuda", "pcie": {"gen": 1, "width": 16, "gen_max": 5, "width_max": 16}}
+    rested = row("host_copy", {"kib": 4}, 1e-3, bytes=4096.0)
+    assert quality_of([rested], facts, 0.0)["warnings"] == []  # at rest a link is slow
+    used = row("host_copy", {"kib": 4}, 1e-3, bytes=4096.0, values={"pcie_gen": 4.0, "pcie_width": 16.0})
+    assert quality_of([rested, used], facts, 0.0)["warnings"] == [
+        "the link to the host is x16 gen 4, below its most"
+    ]
+    facts = {
+        "kind": "cuda",
+        "mig": {"enabled": True},
+        "other_processes": 2,
+        "ecc_errors": 3,
+        "nvlink": {"links": 18, "active": 12},
+        "power_limit_w": 500.0,
+        "power_default_w": 700.0,
+        "pcie": {"gen": 5, "width": 8, "gen_max": 5, "width_max": 16},
+    }
+    found = quality_of([rested], facts, 0.0)
+    assert found["verdict"] == "degraded"
+    assert [text.split(":")[0] for text in found["warnings"]] == [
+        "the link to the host is x8 gen 5, below its most",
+        "the power limit is 500 W, below 700 W",
+        "a part of a card (MIG)",
+        "2 other processes use the card",
+        "3 memory errors that ECC could not correct",
+        "12 of 18 NVLinks are up",
+    ]
+    assert quality_of([rested], {"kind": "cuda"}, 0.0, steal=3.0)["contended"]
+    assert not quality_of([rested], {"kind": "cuda"}, 0.0, steal=1.0)["contended"]
+
+
+def test_telemetry_of_a_run_is_of_all_its_samples() -> None:
+    def seen(clock: float, reasons: int, seconds: float) -> dict[str, Any]:
+        samples = {"sm_mhz": [clock] * 3, "mem_mhz": [], "power_w": [600.0], "temp_c": [50.0]}
+        return {"samples": samples, "reasons": reasons, "seconds": seconds}
+
+    told = told_of([seen(1980.0, 0x4, 1.5), seen(1500.0, 0x40, 1.5)])
+    assert told is not None
+    assert (told["sm_mhz"]["min"], told["sm_mhz"]["n"], told["samples"]) == (1500.0, 6, 6)
+    assert told["reasons_seen"] == ["hw_thermal", "sw_power_cap"]
+    assert told["power_w"]["median"] == 600.0  # three seconds together
+    assert told_of([seen(1980.0, 0, 1.5)])["power_w"] is None  # type: ignore[index]
+    assert told_of([]) is None

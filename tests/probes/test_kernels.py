@@ -21,18 +21,20 @@ import torch
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from capplan.probes.kernels import latent_decode, paged_decode
+from capplan.probes.kernels import latent_decode, paged_decode, quantise
 
 told = []
 for name, arch, cache, constants, warps, stages in json.load(sys.stdin):
-    kernel = {"paged": paged_decode._attend_split, "latent": latent_decode._attend_split, "join": paged_decode._join}[name]
-    if name != "join":
+    kernel = {"paged": paged_decode._attend_split, "latent": latent_decode._attend_split, "join": paged_decode._join,
+              "quantise": quantise._quantise}[name]
+    if name in ("paged", "latent"):
         plain = "fp8" in cache and not (name == "latent" and constants["GROUP"])
         width = torch.float8_e4m3fn if plain else torch.bfloat16
         constants["DOT"] = paged_decode.products(torch.bfloat16, width)
     pointers = {"q": "*bf16", "k_pages": cache, "v_pages": cache, "pages": cache, "scales": "*fp32",
                 "turned_pages": "*bf16", "table": "*i32", "lengths": "*i32",
-                "means": "*fp32", "lse": "*fp32", "out": "*bf16", "scale_log2": "fp32", "scale": "fp32"}
+                "means": "*fp32", "lse": "*fp32", "out": "*bf16", "scale_log2": "fp32", "scale": "fp32", "x": "*bf16"}
+    pointers["out"] = cache if name == "quantise" else "*bf16"
     names = kernel.arg_names
     signature = {n: "constexpr" if n in constants else pointers.get(n, "i32") for n in names}
     aligned = [n for n in names if pointers.get(n, "").startswith("*") or n.endswith(("_head", "_slot", "_page", "stride"))]
@@ -59,6 +61,8 @@ BUILDS: list[tuple[str, int, str, dict[str, int], int, int]] = [
     ("latent", 90, "*fp8e4nv", {**LATENT, "GROUP": 128}, 4, 2),
     ("latent", 90, "*fp8e4nv", {**LATENT, "GROUP": 128, "ROWS": 64}, 8, 2),
     ("paged", 90, "*bf16", {**PAGED, "splits": 1}, 4, 3),  # triton makes a constant of an argument that is 1
+    ("quantise", 90, "*fp8e4nv", {"LARGEST": 448, "GROUP": 128, "WIDTH": 128, "ROUND": 0}, 1, 3),
+    ("quantise", 90, "*fp8e4nv", {"LARGEST": 448, "GROUP": 28672, "WIDTH": 32768, "ROUND": 0}, 16, 3),
     ("join", 90, "*bf16", {"MOST": 128, "STEP": 16, "WIDTH": 512}, 4, 3),
 ]
 
@@ -81,7 +85,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
 def test_it_builds_with_matrix_units_and_loads_ahead(number: int, built: list[dict[str, Any]]) -> None:
     one = built[number]
     assert one["code"] > 0
-    if BUILDS[number][0] != "join":
+    if BUILDS[number][0] in ("paged", "latent"):
         assert one["products"] > 0  # on matrix units
         assert one["async"] > 0  # the next tile is under way while this one is multiplied
     assert one["shared"] <= (227 if BUILDS[number][1] == 90 else 163) * 1024
@@ -93,7 +97,7 @@ def test_fp8_is_not_widened_to_bf16(built: list[dict[str, Any]]) -> None:
     fp8 = [
         one
         for build, one in zip(BUILDS, built, strict=True)
-        if "fp8" in build[2] and (build[0] == "paged" or not build[3]["GROUP"])
+        if "fp8" in build[2] and (build[0] == "paged" or (build[0] == "latent" and not build[3]["GROUP"]))
     ]
     assert len(fp8) == 2
     assert [one["to_bf16"] for one in fp8] == [0, 0]

@@ -322,7 +322,8 @@ def test_another_number_of_ranks_or_another_link_is_said(file: Callable[..., Pat
         "has collectives of 2, 8 ranks, and is planned with all_gather of 4, allreduce of 4: as shipped"
         in four
     )
-    (down,) = plan(8, nvlink={"links": 18, "active": 0})
+    told, down = plan(8, nvlink={"links": 18, "active": 0})
+    assert told.endswith("0 of 18 NVLinks are up")
     assert "none of its NVLinks was up; links and collectives of h200-sxm stay as shipped" in down
     assert plan(8, nvlink={"links": 18, "active": 18}) == []
     path = file(change=lambda made: with_links(made, (8,), planted), nvlink={"links": 18, "active": 0})
