@@ -224,6 +224,26 @@ def test_the_picture(run: Run, tmp_path: Path) -> None:
     assert "% of requests inside" in (tmp_path / "a.svg").read_text()
 
 
+def test_the_least_loaded_instance_takes_more() -> None:
+    """Prompts of many lengths: in turn, some wait behind a long one while an instance has nothing to do."""
+    lengths = lognormal(1500, 1, isl=2000, osl=100, least=2)
+    least, turns = (
+        goodput(
+            "llama-3.1-8b",
+            "h100-sxm",
+            slo=Slo((Bound("ttft", 0.95, 0.3),)),
+            mix=Mix(poisson(1500, 1), *lengths),
+            configurations=("colocated",),
+            instances=4,
+            requests=1500,
+            routing=rule,
+        )
+        for rule in ("least-loaded", "round-robin")
+    )
+    assert least.requests_per_s > 1.2 * turns.requests_per_s > 0
+    assert any("4 x waiting + running" in text for text in least.assumptions)
+
+
 def test_traces(run: Run, tmp_path: Path) -> None:
     text = "arrival_s,input_tokens,output_tokens\n" + "".join(f"{i},500,20\n" for i in range(100))
     (tmp_path / "t.csv").write_text(f"{text}5,-1,3\n")
@@ -242,6 +262,7 @@ def test_traces(run: Run, tmp_path: Path) -> None:
         (("--ttft-p95", "0"), "a bound of 0.0 s is not a time above 0"),
         (("--attainment", "90%"), "--attainment '90%' of what?"),
         (("--ttft", "5ms"), "--ttft and --tpot need --attainment"),
+        (("--ttft-p95", "1s", "--routing", "least-load"), "did you mean 'least-loaded'?"),
         (("--ttft-p95", "1s", "--placement", "chunkd"), "did you mean 'chunked'?"),
         (("--ttft-p95", "1s", "--pools", "2"), "--pools '2' is not two numbers"),
         (("--ttft-p95", "1s", "--pools", "0:1"), "pools of 0 is not"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -38,6 +38,10 @@ if TYPE_CHECKING:
 CONFIGURATIONS = ("colocated", "chunked", "disaggregated")
 LENGTH = 1024
 MOST_ASKED = 1024
+_TAKEN = {
+    "round-robin": "in turn",
+    "least-loaded": "where 4 x waiting + running is least when they come",
+}
 _WHAT = {
     "colocated": "prompts whole, before any decoding",
     "chunked": "prompts in chunks, beside the decoding",
@@ -191,6 +195,7 @@ def goodput(
     instances: int | None = None,
     tp: int | None = None,
     calibration: Calibration | None = None,
+    routing: str = "round-robin",
     progress: Progress | None = None,
 ) -> Goodput:
     """The highest request rate of a GPU at which the SLO holds, of each configuration.
@@ -205,7 +210,8 @@ def goodput(
     configurations: of CONFIGURATIONS. pools: prefill and decode instances; None tries the ratios that the rates of one
     of each suggest. instances: of the others; None is as many as the pools have together, so that all have as many GPUs.
     tp: tensor-parallel ranks of an instance; None is the smallest number that fits.
-    calibration: constants of the engine measured on this GPU.
+    calibration: constants of the engine measured on this GPU. routing: which instance gets a request: round-robin, or
+    least-loaded as vLLM's data-parallel balancer does.
 
     Every rate and every configuration gets the same requests. Raises UnknownNameError, DataFileError, InputError.
     """
@@ -243,12 +249,14 @@ def goodput(
         "requests": requests,
         "seed": seed,
         "configurations": names,
+        "routing": routing,
         "slo": _bounds_of(slo),
     }
     why_not = refused(found, longest)
     if why_not is not None:
         return _unattainable(inputs, f"it does not fit: {why_not}", {}, (), work)
     whole = services.colocated(found, longest, scheduler="prefill-first", chunked=False)
+    whole = replace(whole, routing=routing)  # raises for one that is unknown
     times = alone(whole, mix, slo)
     missed = [each for each in times if each[1] > each[2]]
     idle = {f"{name.replace('-', '_')}_s": value for name, value, _ in times}
@@ -261,9 +269,10 @@ def goodput(
     )
     work.assume(
         "every pass takes what the step-time model says, with no jitter (capplan validate performance)",
-        "instances take requests in turn, and no prompt finds a prefix in the cache",
+        f"instances take requests {_TAKEN[routing]}, and no prompt finds a prefix in the cache",
     )
-    search = Search(found, whole, mix, slo, longest, requests, progress or (lambda what, points: None), work)
+    tell = progress or (lambda what, points: None)
+    search = Search(found, whole, mix, slo, longest, requests, tell, work, routing)
     results, count = [], instances or 1
     if "disaggregated" in names:
         try:

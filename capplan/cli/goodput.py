@@ -76,6 +76,7 @@ def command(
             "--instances", metavar="COUNT", help="Of a placement without pools.", show_default=False
         ),
     ] = None,
+    routing: workloads.Routing = "round-robin",
     weights: opt.Weights = "auto",
     kv: opt.KvDtype = "auto",
     tp: deploying.Tp = None,
@@ -160,6 +161,7 @@ def command(
             configurations=placements,
             pools=_pools(pools),
             instances=instances,
+            routing=routing,
             tp=tp,
             calibration=deploying.calibration(calibration),
             progress=_counted(progress, sum(_RATES.get(name, 0) for name in placements)),
