@@ -25,7 +25,7 @@ from capplan.capacity.step_time.passes import Pass, one_pass
 _MOVED = ("dispatch", "combine")  # to experts of other data-parallel ranks, and back
 _SAMPLED = ("lm_head", "sampling", "logits")  # operations on tokens that are sampled, not on all of a pass
 _EXACT = 64  # whole numbers up to here are points of a table
-_FINE = 8  # points to a doubling, of what is interpolated in one dimension
+_FINE = 16  # points to a doubling, of what is interpolated in one dimension
 _COARSE = 3  # and of prompts, chunks, and what is cached of them
 _HISTORY = 64.0  # tokens before a chunk, at which points start to double
 

@@ -88,7 +88,7 @@ class Constants(NamedTuple):
     fp8_start: float  # of decode over an fp8 cache, times attention_start_us
     fp8_pair: float
     fp8_read: float  # byte a processor reads of an fp8 cache in a cycle, with FlashAttention-3 on Hopper
-    grouped_tile: float  # rows that an expert's share is rounded up by
+    grouped_tile: float  # rows that an expert's share is rounded up by, at most
     grouped_rows: float  # passes over the rows that experts get: gathered, quantised, added up
     grouped_tokens: float  # passes over the tokens before they are routed: all ranks sort them all
     weight_only: float  # of the 16-bit peak, in experts whose weights are widened first

@@ -17,14 +17,14 @@ from typing import NamedTuple
 
 from capplan.capacity.step_time import collectives
 from capplan.capacity.step_time.chip import Chip, chip_of, data
-from capplan.capacity.step_time.operations import ACTIVATION, Number, Operation, least
+from capplan.capacity.step_time.operations import ACTIVATION, Number, Operation, greatest, least
 
 __all__ = ["COLLECTIVES", "Chip", "Terms", "bound", "chip_of", "seconds", "spread", "terms"]
 
 COLLECTIVES = collectives.KINDS
 _US = 1e-6
 _TILE = 128.0  # queries that a processor takes at a time: FlashAttention-2 and -3, TensorRT-LLM
-_ROWS = 16.0  # query heads of one key head share a product of so many rows, or of a multiple: mma.m16n8k16
+_ROWS = 16.0  # of a product, at least, or a multiple: mma.m16n8k16; query heads of one key head share one
 _LATENT_ROWS = 64.0  # FlashMLA's tile of heads
 _SIXTEEN_BIT = ("bf16", "fp16", "fp32")
 _NONE = 1e-30
@@ -108,19 +108,26 @@ def _grouped_gemm(operation: Operation, chip: Chip) -> Terms:
     of, rows = chip.constants, operation.rows
     dtype = multiplied(operation, chip)
     share = of.gemm[chip.paths[dtype]] * of.grouped
-    if dtype in ("int4", "w4a16_mxfp4"):
+    widened = dtype in ("int4", "w4a16_mxfp4")
+    if widened:
         share *= of.weight_only
     if dtype == "fp8_block" and chip.generation in _SCALES_OF_32:
         share *= of.block_scaled
-    padded = 1.0 + of.grouped_tile / 2 * operation.hit / (rows + _NONE)
+    work = operation.flops / (chip.peaks[dtype] * _reached(share, chip))
+    memory = operation.bytes / (chip.bandwidth * of.memory)
+    rounded = operation.hit / (rows + _NONE) / 2  # half a tile an expert, in rows of its own
+    compute = work * (1.0 + of.grouped_tile * rounded)
     start = 2 * of.start_us * _US
     if operation.variant != "bare":
+        if not widened:  # widening takes its time whatever the tile
+            # an engine's kernel takes a smaller one where products with padding would outlast the reading of weights
+            compute = least(compute, greatest(work * (1.0 + _ROWS * rounded), memory))
         passes = of.grouped_rows * rows + of.grouped_tokens * operation.tokens
         start = of.grouped_start_us * _US + passes * operation.inner * ACTIVATION / chip.bandwidth
     return Terms(
         start + of.inner_ns * 1e-9 * (operation.inner + operation.columns),
-        operation.flops * padded / (chip.peaks[dtype] * _reached(share, chip)),
-        operation.bytes / (chip.bandwidth * of.memory),
+        compute,
+        memory,
         of.gemm_power,
     )
 

@@ -282,3 +282,19 @@ def test_attention_runs_in_the_format_of_a_16_bit_cache() -> None:
         seconds(prefill(8192.0, 8192.0, "", "bf16"), gaudi)
         < seconds(prefill(8192.0, 8192.0, "", "fp16"), gaudi) / 2
     )
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp8"])
+def test_an_engine_s_experts_take_a_smaller_tile_where_padding_would_outlast_reading(dtype: str) -> None:
+    """A token on an M3 Ultra: rounded up to whole tiles, its eight experts' products took 6 and 13 readings."""
+    chip = chip_of(registry.gpu("apple-m3-ultra"))
+    one = experts(1.0, dtype, hidden=2048, inner=768)
+    reading = one.held / chip.bandwidth
+    assert reading < seconds(one, chip) - terms(one, chip).start < 2 * reading
+    # a kernel by itself, and weights that are widened first, have the tile that they were measured with
+    for other in (one._replace(variant="bare"), experts(1.0, "int4", hidden=2048, inner=768)):
+        found = terms(other, chip)
+        assert found.compute > 4 * found.memory
+    many = experts(100_000.0, dtype, hidden=2048, inner=768)
+    whole = terms(many._replace(variant="bare"), chip).compute
+    assert 0.98 * whole < terms(many, chip).compute <= whole
