@@ -85,9 +85,10 @@ def closed_loop(
         # a pass starts no more prompts than its budget holds, and each decodes for `steps` passes
         most = least(steps * engine.budget / isl, most)
     batch = least(concurrency * 1.0, most)
+    others = greatest(1.0 - 1.0 / concurrency, 0.0)  # a request alone waits for no pass and for no prompt
     for _ in range(ROUNDS):
         step, own, extra = _costs(plan, chip, engine, isl, osl, batch)
-        ttft = engine.request + 0.5 * engine.poll * step + own * (1 + engine.queue)
+        ttft = engine.request + own + others * (0.5 * engine.poll * step + engine.queue * own)
         decoding = _decoding(concurrency, ttft, extra, steps * step)
         batch = least(greatest(decoding, least(concurrency, 1.0)), most)
     rate = 1 / (extra + steps * step / batch)

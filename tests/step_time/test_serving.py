@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from capplan.capacity.step_time.chip import chip_of
-from capplan.capacity.step_time.engine_steps import engine_steps
+from capplan.capacity.step_time.engine_steps import Engine, engine_steps
 from capplan.capacity.step_time.forward import Step, layout
 from capplan.capacity.step_time.passes import pass_time
 from capplan.capacity.step_time.serving import closed_loop, disaggregated, full_load, open_loop
@@ -140,3 +140,16 @@ def test_prefill_takes_its_time_from_decode() -> None:
     long = closed_loop(DENSE, H100, VLLM, isl=8192, osl=256, concurrency=64.0)
     assert long.tpot - long.step > 5 * (short.tpot - short.step)
     assert long.prefill_share > 0.3 > short.prefill_share
+
+
+@pytest.mark.parametrize("engine", [VLLM, SGLANG, TRTLLM])
+def test_a_request_alone_waits_for_no_other(engine: Engine) -> None:
+    busy = engine._replace(queue=engine.queue + 3, poll=8.0)
+    alone, as_alone = (
+        closed_loop(DENSE, H100, each, isl=2000, osl=500, concurrency=1) for each in (engine, busy)
+    )
+    assert alone.ttft == as_alone.ttft == pytest.approx(engine.request + alone.prefill)
+    two, longer = (
+        closed_loop(DENSE, H100, each, isl=2000, osl=500, concurrency=2) for each in (engine, busy)
+    )
+    assert longer.ttft > two.ttft + alone.prefill
