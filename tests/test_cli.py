@@ -69,7 +69,7 @@ ENVELOPES: dict[str, tuple[tuple[str, ...], str, set[str]]] = {
                 "draft_cost",
                 "instances",
             ),
-            *("pools", "link", "warm_up"),
+            *("pools", "link", "warm_up", "prefix_caching", "routing"),
         },
     ),
     "gpus": (("gpus",), "gpus", {"containing", "dtype", "min_memory_bytes", "sort"}),
