@@ -26,7 +26,7 @@ from capplan.capacity.engines.vllm_memory import (
     sampler_assumed,
     unreserved,
 )
-from capplan.capacity.engines.weights import RankWeights, quantized, rank_weights, stage_layers
+from capplan.capacity.engines.weights import RankWeights, quantized, rank_weights, stage_layers, table_bytes
 from capplan.errors import InputError
 from capplan.models.drafters import Drafter, drafter
 from capplan.models.spec import Attention, CompressedAttention, Model
@@ -136,7 +136,11 @@ def _budget(
             flags, block = told_by_block(model, device, flags)
             told += block
     _divides(model, flags)
-    held = _rank_weights(quantized(model, flags.quantization), flags, device.generation == "rocm", draft)
+    stored = quantized(model, flags.quantization)
+    held = _rank_weights(stored, flags, device.generation == "rocm", draft)
+    tables = table_bytes(stored) if _on_host(flags) else 0.0
+    if tables:
+        told.append(f"tables of n-grams lie in host memory: {gib(tables)} for each replica of the model")
     if flags.engine != "vllm":
         static = _static(model, device, flags, held, weights_bytes, kv_bytes)
         return replace(static, pool=static.pool._replace(assumptions=(*static.assumptions, *told)))
@@ -181,6 +185,11 @@ def _speculating(model: Model, asked: Deployment, draft: Drafter) -> tuple[Model
     """The model with a drafter's layers in place of draft layers of its own."""
     if asked.engine != "vllm":
         raise InputError(f"a draft model under {asked.engine} is not planned yet")
+    width, own = draft.model.hidden_size, model.hidden_size
+    if width and own and width != own:
+        raise InputError(
+            f"drafter {draft.model.id} reads hidden states of {width:,}, and those of {model.id} have {own:,}"
+        )
     tokens = asked.num_speculative_tokens or draft.tokens
     flags = replace(asked, speculative_method=draft.method, num_speculative_tokens=tokens)
     return model._replace(draft_layers=draft.model.layers, draft_weights=()), flags
@@ -206,7 +215,7 @@ def _divides(model: Model, flags: Deployment) -> None:
 def _rank_weights(stored: Model, flags: Deployment, rocm: bool, draft: Drafter | None) -> RankWeights:
     tp, dp, experts = flags.tensor_parallel_size, flags.data_parallel_size, flags.enable_expert_parallel
     drafts = flags.num_speculative_tokens > 0 and flags.speculative_method in ("mtp", "dspark")
-    on_host = flags.engine == "vllm" if flags.tables_on_host is None else flags.tables_on_host
+    on_host = _on_host(flags)
     if flags.attention_replicas > 1:
         attention = rank_weights(stored, tp=max(1, tp // dp), drafts=drafts).parts
         whole = rank_weights(stored, tp=tp, expert_parallel=experts, drafts=drafts, tables_on_host=on_host)
@@ -228,6 +237,11 @@ def _rank_weights(stored: Model, flags: Deployment, rocm: bool, draft: Drafter |
         rocm=rocm,
         tables_on_host=on_host,
     )
+
+
+def _on_host(flags: Deployment) -> bool:
+    """Whether tables of n-grams lie in host memory, as vLLM puts them where it is not told."""
+    return flags.engine == "vllm" if flags.tables_on_host is None else flags.tables_on_host
 
 
 def _experts(model: Model) -> bool:

@@ -133,6 +133,15 @@ def _vllm_cache(dtype: str, at: tuple[int, ...] | None) -> str | None:
     return dtype
 
 
+def _untold_tables(plan: Deployment, engine: str) -> Iterator[str]:
+    """A word on tables of n-grams under an engine that has no flag on record for them."""
+    if plan.tables_on_host is not None:
+        place = "host" if plan.tables_on_host else "GPU"
+        yield _comment(
+            f"tables of n-grams are planned in {place} memory; no flag of {engine} on record says so"
+        )
+
+
 def _engram(on_host: bool | None) -> str | None:
     return None if on_host is None else f'{{"cpu_offload": {str(on_host).lower()}}}'
 
@@ -205,7 +214,7 @@ def _sglang(plan: Deployment, model: str) -> list[str]:
         ("--disable-radix-cache", plan.enable_prefix_caching is False),
         *_sglang_drafts(plan),
     ]
-    notes = [*_checkpoint(plan.quantization), *_named_draft(plan)]
+    notes = [*_checkpoint(plan.quantization), *_named_draft(plan), *_untold_tables(plan, "sglang")]
     if plan.kv_cache_memory_bytes is not None:
         notes.append(
             _comment("a pool of a stated size has no flag: --max-total-tokens takes its tokens instead")
@@ -252,7 +261,7 @@ def _tensorrt(plan: Deployment, model: str) -> list[str]:
     notes = []
     if plan.quantization not in (None, "auto", "bf16", "fp16"):
         notes.append(_comment(f"the checkpoint has to be one in {plan.quantization}; no flag makes it so"))
-    notes += _named_draft(plan)
+    notes += [*_named_draft(plan), *_untold_tables(plan, "tensorrt-llm")]
     if options:
         notes += [f"cat > {OPTIONS_FILE} <<'YAML'", *options, "YAML"]
     return [*notes, _line(("trtllm-serve", model), flags)]

@@ -173,6 +173,12 @@ def rank_weights(
     return RankWeights(fullest, tuple(sum(parts.values()) for parts in stages))
 
 
+def table_bytes(model: Model) -> float:
+    """Bytes of a model's tables of n-grams, on all ranks together; 0 where it has none."""
+    share = _Share(model, 1, 1, False, MXFP4_PADDING[0])
+    return sum(share.parts(weight for weight in model.weights if _hashed(weight)).values())
+
+
 def _hashed(weight: Weight) -> bool:
     """Whether it is a table of n-grams, of which a token reads a few rows."""
     return weight.bucket == "lookup" and 1 < weight.chosen < weight.experts

@@ -12,7 +12,7 @@ from capplan.capacity.engines.deployment import Deployment
 from capplan.capacity.engines.device import GIB, Device, device_of
 from capplan.capacity.engines.vllm_memory import kv_bytes_left
 from capplan.capacity.engines.vllm_rules import newest, ordered
-from capplan.capacity.engines.weights import NARROWED, narrowed
+from capplan.capacity.engines.weights import NARROWED, narrowed, table_bytes
 from capplan.capacity.questions import asked, gpu_terms
 from capplan.errors import CapplanError, InputError
 from capplan.models.resolve import with_tower
@@ -256,6 +256,12 @@ def servable(model: Model, plan: Deployment) -> None:
     """Refuse what the engine itself refuses before it looks at the memory, and what is not planned yet."""
     if plan.num_speculative_tokens and plan.speculative_method == "mtp" and not model.draft_layers:
         raise InputError(f"{model.id} has no draft (MTP) layers on record to speculate with")
+    if plan.tables_on_host is not None and not table_bytes(model):
+        raise InputError(f"{model.id} has no tables of n-grams to place (--tables-on-host, --tables-on-gpu)")
+    if plan.flashinfer is not None and plan.engine != "vllm":
+        raise InputError(
+            f"whether FlashInfer's package is there changes nothing on record under {plan.engine}"
+        )
     tokens, requests = plan.max_num_batched_tokens, plan.max_num_seqs
     if plan.engine == "vllm" and tokens and requests and tokens < requests:
         raise InputError(

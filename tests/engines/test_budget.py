@@ -90,6 +90,14 @@ def test_a_start_that_hangs_on_flashinfer_is_none_until_it_is_said_to_be_there()
     assert left("0.11.1", **small)[::2] == (False, False)  # it sorts in any case
 
 
+@pytest.mark.parametrize("engine", ["sglang", "tensorrt-llm"])
+def test_flashinfer_is_vllms_question(engine: str) -> None:
+    with pytest.raises(
+        InputError, match=f"FlashInfer's package is there changes nothing on record under {engine}"
+    ):
+        engine_fit("llama-3.1-8b", "h100-sxm", Deployment(engine=engine, flashinfer=False))
+
+
 def test_what_would_start_is_to_add_flashinfer() -> None:
     asked = {"gpu_memory_utilization": 0.95, "max_num_batched_tokens": 1024}
     found = engine_fit("gpt-oss-120b", "h100-sxm", vllm("0.11.0", **asked))

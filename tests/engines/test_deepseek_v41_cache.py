@@ -12,6 +12,7 @@ from capplan.capacity.engines.emit import as_named, emit
 from capplan.capacity.engines.vllm_allocator import allocate
 from capplan.capacity.engines.vllm_rules import Settings
 from capplan.capacity.engines.weights import rank_weights
+from capplan.capacity.questions.engine_fit import engine_fit
 from capplan.errors import InputError
 from capplan.hardware.registry import gpu
 from capplan.models.registry import model
@@ -103,6 +104,20 @@ def test_tables_of_n_grams_lie_in_host_memory_under_vllm() -> None:
     assert there.weights / GIB == pytest.approx(
         49.6, rel=0.06
     )  # published: InferenceX pull 3310, with its drafts
+    said = "tables of n-grams lie in host memory: 188.8 GiB for each replica of the model"
+    assert said in there.assumptions
+    assert said not in (*here.assumptions, *sglang.assumptions)
+
+
+def test_tables_are_placed_where_a_model_has_them() -> None:
+    for flags in ({"tables_on_host": True}, {"tables_on_host": False}):
+        with pytest.raises(InputError, match="has no tables of n-grams to place"):
+            engine_fit("llama-3.1-8b", "h100-sxm", Deployment(**flags))
+    eight = Deployment(engine="sglang", tensor_parallel_size=8, tables_on_host=True)
+    assert engine_fit("qwen3.8-flash-next", "h200-sxm", eight).starts
+    for engine in ("sglang", "trtllm"):
+        assert "# tables of n-grams are planned in host memory; no flag of" in emit(eight, "x/y", engine)
+        assert "tables" not in emit(replace(eight, tables_on_host=None), "x/y", engine)
 
 
 @pytest.mark.parametrize(("tp", "measured"), [(2, 145), (4, 81.57)])
@@ -119,6 +134,10 @@ def test_an_older_vllm_is_taken_as_the_first_that_knows_the_model() -> None:
     assert any("0.29.0 does not know deepseek-v4.1-flash; 0.30.0" in text for text in found.assumptions)
     newest = budget(row, card, Deployment(tensor_parallel_size=8, max_model_len=131_072))
     assert newest.deployment.version == "0.33.0"
+    old = Deployment(
+        version="0.19.0", tensor_parallel_size=4, max_model_len=8192
+    )  # it divided so 12,416 tokens
+    assert budget(model("qwen3.8-flash-next"), card, old).deployment.version == "0.29.0"
 
 
 def test_its_drafts_are_called_dspark() -> None:

@@ -172,6 +172,8 @@ def test_what_is_not_known_of_a_drafter(tmp_path: Any, monkeypatch: pytest.Monke
         drafters.drafter("z-lab/none")
     with pytest.raises(InputError, match="a draft model under sglang is not planned yet"):
         budget(model("qwen3-8b"), GB10, Deployment(engine="sglang", draft_model=DFLASH))
+    with pytest.raises(InputError, match=r"hidden states of 2,048, and those of qwen3-8b have 4,096"):
+        budget(model("qwen3-8b"), GB10, Deployment(draft_model=DFLASH))
     (tmp_path / "drafters").mkdir()
     (tmp_path / "drafters/mine.toml").write_text('id = "mine"\nname = "Mine"\n')
     monkeypatch.setenv("CAPPLAN_DATA", str(tmp_path))
