@@ -140,7 +140,9 @@ def allocate(model: Model, settings: Settings, available_bytes: int) -> Allocati
 def decoding(found: Allocation, tokens: int, held: Rules) -> float:
     """Requests of so many tokens that can decode at once: their prompts are through, so that of a window they keep what
     is in sight."""
-    return (found.num_blocks or 0) / _blocks_per_request(found.kv_cache_groups, tokens, 1, held)
+    if not found.num_blocks:  # and where vLLM refuses the model, no groups
+        return 0.0
+    return found.num_blocks / _blocks_per_request(found.kv_cache_groups, tokens, 1, held)
 
 
 def _known_format(model: Model, settings: Settings, held: Rules) -> None:

@@ -72,6 +72,32 @@ def test_fit_and_perf_agree(engine: str, quantization: str | None, kv: str) -> N
     assert each_token == pytest.approx(32 * 2 * 8 * 128 * element, rel=1e-3)
 
 
+@pytest.mark.parametrize("name", ["deepseek-v4-flash", "deepseek-v4.1-flash"])
+def test_auto_is_fp8_for_compressed_attention(name: str) -> None:
+    """vLLM and SGLang keep no other format of it; vLLM before 0.30 wants it named."""
+    assert auto_format(model(name), "sglang") == ("fp8", [])
+    assert auto_format(model(name), "vllm") == ("fp8", [])
+    assert [auto_format(model(name), "vllm", version=version)[0] for version in ("0.8.5", "0.24.0")] == [
+        "bf16"
+    ] * 2
+    for engine in ("vllm", "sglang"):
+        auto, said = (
+            deployed(
+                model(name),
+                gpu("h200-sxm"),
+                Deployment(engine=engine, tensor_parallel_size=4, kv_cache_dtype=kv),
+            )
+            for kv in ("auto", "fp8")
+        )
+        assert (auto.plan.kv, auto.memory.kv_tokens) == ("fp8", said.memory.kv_tokens)
+
+
+def test_a_model_that_vllm_refuses_decodes_nothing() -> None:
+    flags = Deployment(version="0.24.0", tensor_parallel_size=4)
+    refused = deployed(model("deepseek-v4-flash"), gpu("h200-sxm"), flags)
+    assert (refused.memory.starts, refused.held(8000), refused.most(8000)) == (False, 0.0, 0.0)
+
+
 def test_a_build_of_modelopt_has_twice_the_tokens_that_16_bit_would() -> None:
     auto, whole = (
         engine_fit(

@@ -110,9 +110,9 @@ def test_tables_of_n_grams_lie_in_host_memory_under_vllm() -> None:
 
 
 def test_tables_are_placed_where_a_model_has_them() -> None:
-    for flags in ({"tables_on_host": True}, {"tables_on_host": False}):
+    for on_host in (True, False):
         with pytest.raises(InputError, match="has no tables of n-grams to place"):
-            engine_fit("llama-3.1-8b", "h100-sxm", Deployment(**flags))
+            engine_fit("llama-3.1-8b", "h100-sxm", Deployment(tables_on_host=on_host))
     eight = Deployment(engine="sglang", tensor_parallel_size=8, tables_on_host=True)
     assert engine_fit("qwen3.8-flash-next", "h200-sxm", eight).starts
     for engine in ("sglang", "trtllm"):
