@@ -87,7 +87,8 @@ def schema() -> dict[str, Any]:
             "telemetry": _or_null({"$ref": "#/$defs/telemetry"}),
             "contended": {"type": "boolean"},
             "notes": _TEXTS,
-        }
+        },
+        shape_set_sha=_TEXT,
     )
     # a number is exported only where the fp64 check passed
     row["if"] = {"properties": {"status": {"enum": ["fail", "skipped", "unsupported"]}}}
@@ -130,7 +131,10 @@ def schema() -> dict[str, Any]:
             "source": {"type": "string"},
             "peak_flops_dense": {"type": "object", "additionalProperties": {"type": "number"}},
             "hbm_bps": _NUMBER,
-        }
+        },
+        pcie_bps=_NUMBER,
+        nvlink_uni_bps=_NUMBER,
+        capacity_label=_TEXT,
     )
     quality = _object(
         {

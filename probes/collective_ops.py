@@ -94,6 +94,20 @@ def expected(op: str, rank: int, ranks: int, size: int, device: Device) -> Tenso
     return total if op == "all_reduce" else total.chunk(ranks)[rank]
 
 
+def library_bytes(device: Device) -> int:
+    """Memory that the library takes for a group of ranks, which it makes at its first collective [byte]; none on a CPU."""
+    import torch
+
+    if not device.is_gpu:
+        return 0
+    one = torch.ones(1, device=device.torch)
+    torch.cuda.synchronize()
+    before = torch.cuda.mem_get_info(device.index)[0]
+    collective("all_reduce", one, one)
+    torch.cuda.synchronize()
+    return int(max(0, before - torch.cuda.mem_get_info(device.index)[0]))
+
+
 def calls_of(size: int) -> int:
     """How many calls are timed together: ten of a short one."""
     return 10 if size < _SHORT else 1

@@ -316,6 +316,20 @@ def stack(device: Device) -> dict[str, Any]:
         "env": {name: os.environ[name] for name in sorted(os.environ) if name.startswith(_ENVIRONMENT)},
         "host_cpu": _cpu().name,
         "cores": cores(),
+        "numa_balancing": next(iter(_lines("/proc/sys/kernel/numa_balancing")), None),
+    }
+
+
+def spec(device: Device) -> dict[str, Any]:
+    """`spec` of the calibration file: the datasheet that rows are held against."""
+    row = card(device.name.partition(" MIG")[0]) if device.gpu else None
+    return {
+        "source": f"capplan gpus {device.gpu}" if device.gpu else "none",
+        "peak_flops_dense": dict(device.peaks),
+        "hbm_bps": device.bandwidth,
+        "pcie_bps": device.host_link,
+        "nvlink_uni_bps": row.link.unidirectional if row and row.link and "nvlink" in row.link.kind else None,
+        "capacity_label": f"{row.memory_label_bytes / 1e9:g} GB" if row else None,
     }
 
 

@@ -21,6 +21,15 @@ def most_flops(dtype: str, device: Device) -> float | None:
     return device.peaks[dtype] * _BOOST if dtype in device.peaks else None
 
 
+def share_at_clock(row: Row, device: Device) -> float | None:
+    """Of what all matrix units do at the clock that was seen: tells a slow clock from a poor kernel; None where unknown."""
+    units, times = _UNITS.get(device.capability), _TIMES.get(str(row["dtype"]))
+    clock = ((row["telemetry"] or {}).get("sm_mhz") or {}).get("median")
+    if not (units and times and clock and row["achieved"]["flops_ps"]):
+        return None
+    return float(row["achieved"]["flops_ps"] / (device.sm_count * units * times * clock * 1e6))
+
+
 def impossible(row: Row, device: Device) -> str | None:
     """Why a row can't be true, or None.
 

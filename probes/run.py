@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
+from hashlib import sha256
 from importlib.util import find_spec
 from pathlib import Path
 from queue import Empty, Queue
@@ -122,8 +123,9 @@ def run(
         _keep(part, asked, finished)
     rows = [row for name in chosen for row in finished[name]]
     seen = [each for row in rows if (each := row.pop("seen", None))]
+    shapes = _shapes(plan["cases"])
     for number, row in enumerate(rows):
-        row["id"] = number
+        row |= {"id": number, "shape_set_sha": shapes.get((row["probe"], row["shape_set"]))}
     derived, lost = derived_of(rows)
     drift = _drift(rows, device, limit_s or LIMITS[profile])
     steal = devices.stolen_since(before_it)
@@ -153,6 +155,16 @@ def run(
 
 def _load() -> float | None:
     return round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None
+
+
+def _shapes(cases: dict[str, list[Case]]) -> dict[tuple[str, str], str]:
+    """A hash of what a probe runs of each named set of shapes: a typical rate is of these, and of no others."""
+    sets: dict[tuple[str, str], list[str]] = {}
+    for name, own in cases.items():
+        for case in own:
+            if "shapes" in case:
+                sets.setdefault((name, case["shapes"]), []).append(json.dumps(case, sort_keys=True))
+    return {each: sha256("\n".join(sorted(some)).encode()).hexdigest()[:16] for each, some in sets.items()}
 
 
 # --- what is kept of a run that is not finished ------------------------------------------------------------------
@@ -245,6 +257,8 @@ def _worker(job: dict[str, Any]) -> Iterator[tuple[Queue[str | None], Any, Calla
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
+        # threads that wait for work by turning round and round take a third of a small host's time
+        env={"OMP_WAIT_POLICY": "PASSIVE"} | os.environ,
     )
     assert process.stdin is not None
     lines: Queue[str | None] = Queue()

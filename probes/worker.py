@@ -17,7 +17,7 @@ from typing import Any
 
 from capplan.errors import CapplanError
 from capplan.probes import device as devices
-from capplan.probes.judge import impossible
+from capplan.probes.judge import impossible, share_at_clock
 from capplan.probes.probe import Case, Device, Measured, Numerics, Probe, Row, Skipped, Unsupported, probe
 from capplan.probes.telemetry import Telemetry, stat
 
@@ -36,11 +36,7 @@ def plan(job: dict[str, Any]) -> dict[str, Any]:
     told: dict[str, Any] = {
         "facts": devices.facts(found) | {"busy_at_start": devices.busy(found)},
         "stack": devices.stack(found),
-        "spec": {
-            "source": f"capplan gpus {found.gpu}" if found.gpu else "none",
-            "peak_flops_dense": dict(found.peaks),
-            "hbm_bps": found.bandwidth,
-        },
+        "spec": devices.spec(found),
         "cases": {},
         "skipped": {},
     }
@@ -69,6 +65,8 @@ def run_cases(job: dict[str, Any], tell: Tell) -> None:
         with Telemetry(found) as seen:
             row = row_of(one, case, found)
         row |= {"telemetry": seen.told(), "seen": seen.seen()}
+        if (share := share_at_clock(row, found)) is not None:
+            row["values"]["share_at_clock"] = share
         tell(number=number, row=row)
         gc.collect()
         if found.is_gpu:

@@ -24,7 +24,7 @@ _GROUPS = {
     "fabric": ("fabric.", "collectives."),
 }
 # constants of a fitted curve, which mix what others say alone
-_CURVES = ("t0", "power", "ridge", "batch_t2x", "batch_90pct")
+_CURVES = ("t0", "power", "ridge", "batch_t2x", "batch_90pct", "dip_batch")
 _MIXED = {"products": (*_CURVES, "bandwidth"), "memory": (*_CURVES, "peak")}
 
 

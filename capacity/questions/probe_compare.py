@@ -23,11 +23,18 @@ _SAME = 0.03  # two runs of one device differ by 3 to 5%
 _SLOW = 0.93  # of the median
 _SPREADS = 2.0  # pooled relative spreads within which a difference is none
 _RATES = ("byte/s", "FLOP/s")  # the more the better; of times, the less
-_FITTED = ("power", "ridge", "batch_t2x", "batch_90pct", "t0")  # of a curve: they follow from the others
+_FITTED = (
+    "power",
+    "ridge",
+    "batch_t2x",
+    "batch_90pct",
+    "dip_batch",
+    "t0",
+)  # of a curve: they follow from the others
 _GATE = ("method_version",)
 _DEVICE_GATE = ("kind", "arch")
 # what makes rows of one probe incomparable, although the files are not
-_ROW_GATE = ("version", "mode", "cache", "kernel", "backend")
+_ROW_GATE = ("version", "mode", "cache", "kernel", "backend", "shape_set_sha")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,7 +188,7 @@ def _unlike(name: str, found: Sequence[Mapping[str, Any]]) -> str | None:
             said = set(_leaf(each["derived"], name)["from"])
             rows = [row for row in each["results"] if f"row {row.get('id')}" in said]
             if each["results"]:  # a fleet has none: its members were alike
-                held.append({row[field] for row in rows})
+                held.append({row.get(field) for row in rows})
         if any(other != held[0] for other in held[1:]):
             return field
     return None

@@ -111,6 +111,7 @@ class ProbeReport(Answer):
                 "% of spec",
                 "formula",
                 "error",
+                "kernel",
                 "",
             )
             tables.append(Table(tuple(_row_cells(row) for row in shown), heads, "Rows", words=True))
@@ -150,6 +151,7 @@ def _row_cells(row: Mapping[str, Any]) -> tuple[str, ...]:
         "-" if row["percent_of_spec"] is None else f"{row['percent_of_spec']:.3g}%",
         "-" if row["predicted_s"] is None else seconds(row["predicted_s"]),
         "-" if row["error"] is None else f"{100 * row['error']:+.1f}%",
+        row["kernel"] or "-",
         row["status"],
     )
 

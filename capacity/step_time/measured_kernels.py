@@ -101,13 +101,13 @@ def kernel_constants(found: Calibration, chip: Chip) -> list[KernelConstant]:
             low, value, high = (min(each, 1.0) for each in (low, value, high))
         told.append(KernelConstant(name, unit, shipped, value, low, high, leaf.count, source))
 
-    plain = _there(leaves, ("gemm.bf16.plain.flops_sustained", "gemm.bf16.plain.flops_typ"))
-    tell("gemm.bf16", of.gemm["bf16"], plain, chip.peaks["bf16"])
+    tell("gemm.bf16", of.gemm["bf16"], _rate(leaves, "gemm.bf16.plain"), chip.peaks["bf16"])
     if chip.paths["fp8"] == "fp8":
-        fp8 = (f"gemm.fp8.{recipe}.flops_typ" for recipe in ("tensor", "tensor_fast", "row", "row_fast"))
-        tell("gemm.fp8", of.gemm["fp8"], _best(leaves, fp8), chip.peaks["fp8"])
+        recipes = ("tensor", "tensor_fast", "row", "row_fast")
+        fp8 = (_rate(leaves, f"gemm.fp8.{recipe}") for recipe in recipes)
+        tell("gemm.fp8", of.gemm["fp8"], _best(leaves, filter(None, fp8)), chip.peaks["fp8"])
     if chip.paths["nvfp4"] == "fp4":
-        tell("gemm.fp4", of.gemm["fp4"], _there(leaves, ("gemm.fp4.nvfp4.flops_typ",)), chip.peaks["nvfp4"])
+        tell("gemm.fp4", of.gemm["fp4"], _rate(leaves, "gemm.fp4.nvfp4"), chip.peaks["nvfp4"])
     weights = _there(leaves, ("knee.bf16.bandwidth", "gemm.bf16.plain.bandwidth"))
     tell("memory", of.memory, weights, chip.bandwidth)
     told += _attention(chip, leaves)
@@ -250,6 +250,11 @@ def _of_the_slowest(leaves: Mapping[str, Constant], name: str, path: str) -> tup
     if leaf is None or leaf.value >= 1.0:
         return 1.0, path
     return leaf.value, f"{path}, node.{'gemm' if first == 'gemm' else 'read'}.slowest"
+
+
+def _rate(leaves: Mapping[str, Constant], path: str) -> str | None:
+    """Of products that run for seconds, as prefill does; else the typical one."""
+    return _there(leaves, (f"{path}.flops_sustained", f"{path}.flops_typ"))
 
 
 def _there(leaves: Mapping[str, Constant], paths: Iterable[str]) -> str | None:

@@ -29,9 +29,10 @@ _SECONDS = 180.0
 _TOLD: dict[int, list[Any]] = {}  # by ranks: all operations are run in one start of them
 
 
-def exchange(rank: int, ranks: int, job: None, device: Device) -> dict[str, list[dict[str, Any]]]:
+def exchange(rank: int, ranks: int, job: None, device: Device) -> dict[str, Any]:
     """One rank: every operation at every size, checked and then timed as often on each rank; on GPUs in a graph too."""
-    told: dict[str, list[dict[str, Any]]] = {f"{op}.{mode}": [] for op in ops.OPS for mode in _modes(device)}
+    told: dict[str, Any] = {"library_bytes": ops.library_bytes(device)}
+    told |= {f"{op}.{mode}": [] for op in ops.OPS for mode in _modes(device)}
     for op in ops.OPS:
         for size in _SIZES["gpu" if device.is_gpu else "cpu"]:
             given = ops.numbers(rank, size // (ranks if op == "all_gather" else 1), device)
@@ -100,6 +101,8 @@ def measure(case: Case, device: Device) -> Measured:
     slowest = [[max(turn) for turn in zip(*(one["times"] for one in size), strict=True)] for size in every]
     sizes = [size[0]["size"] for size in every]
     values = {f"time_s.{size}": median(times) for size, times in zip(sizes, slowest, strict=True)}
+    if device.is_gpu:
+        values["library_bytes"] = float(max(one["library_bytes"] for one in _TOLD[case["ranks"]]))
     backend = "nccl" if device.is_gpu else "gloo-loopback"
     return Measured(slowest[-1], case["mode"], "uncertain", None, sizes[-1], ops.DTYPE, None, backend, values)
 
@@ -110,7 +113,12 @@ def derive(rows: Sequence[Row]) -> Derived:
     predicted = []
     in_graph = {(row["case"]["op"], row["case"]["ranks"]) for row in rows if row["case"]["mode"] == "graph"}
     for row in rows:
-        table = {int(name.split(".")[1]): float(took) for name, took in row["values"].items()}
+        told = {name: float(took) for name, took in row["values"].items()}
+        if (size := told.pop("library_bytes", None)) is not None:
+            values[f"memory.nccl_bytes.{row['case']['ranks']}"] = Value(
+                size, "byte", size, size, 1, [row["id"]]
+            )
+        table = {int(name.split(".")[1]): took for name, took in told.items()}
         found = fit.line(list(table), list(table.values()))
         predicted.append(found(row["work"]["bytes"]))
         op, count, mode = row["case"]["op"], row["case"]["ranks"], row["case"]["mode"]

@@ -30,7 +30,8 @@ _ROWS = {
     "default": (1, 16, 64, 128, 256, 512, 1024, 2048, 4096, 8192),
     "full": (1, 8, 16, 32, 64, 96, 128, 160, 192, 224, 256, 384, 512, 768, 1024, 2048, 4096, 8192, 16384),
 }
-_LARGE = 4096  # rows, outputs and inner from which a product counts to the typical rate
+_EXPECTED = 0.50  # of the peak: 0.8 of what A100 to B200 typically reach, 262 of 312 to 1471 of 2250 TFLOP/s
+LARGE = 4096  # rows, outputs and inner from which a product counts to the typical rate
 
 
 def gemm(a: Tensor, b: Tensor, out: Tensor) -> Tensor:
@@ -54,7 +55,7 @@ def cases(profile: str, device: Device) -> list[Case]:
         for m in rows
     ]
     # prefill runs hot: the largest products once more after two seconds of them
-    hot = [{**case, "mode": "sustained"} for case in found if case["m"] == _LARGE and case["n"] == 28672]
+    hot = [{**case, "mode": "sustained"} for case in found if case["m"] == LARGE and case["n"] == 28672]
     return found + hot
 
 
@@ -88,6 +89,20 @@ def derive(rows: Sequence[Row]) -> Derived:
     return Derived(values, [predicted.get(row["id"]) for row in rows])
 
 
+def expect(row: Row, device: Device) -> str | None:
+    """See slow."""
+    return slow(row, device, _EXPECTED)
+
+
+def slow(row: Row, device: Device, expected: float) -> str | None:
+    """What large products fall short of; a slow device is honest all the same."""
+    peak = device.peaks.get(row["dtype"])
+    if not peak or min(row["case"][key] for key in "mnk") < LARGE:
+        return None
+    share = row["achieved"]["flops_ps"] / peak
+    return f"{share:.0%} of the peak, where {expected:.0%} is usual" if share < expected else None
+
+
 def rates(path: str, rows: Sequence[Row], predicted: dict[int, float]) -> dict[str, Value]:
     """The roofline of products of one kind, and their typical and best rates; `predicted` gets a time for each row."""
     cool = [row for row in rows if row["case"]["mode"] != "sustained"]
@@ -100,7 +115,7 @@ def rates(path: str, rows: Sequence[Row], predicted: dict[int, float]) -> dict[s
         predicted[row["id"]] = found(row["work"]["flops"], row["work"]["bytes"])
     off = [predicted[row["id"]] / row["time_s"]["median"] for row in cool]
     most = max(min(row["case"][key] for key in "mnk") for row in rows)
-    large = [row for row in rows if min(row["case"][key] for key in "mnk") >= min(_LARGE, most)]
+    large = [row for row in rows if min(row["case"][key] for key in "mnk") >= min(LARGE, most)]
     sustained = [row for row in large if row["case"]["mode"] == "sustained"] or large
     values = {
         f"{path}.flops_typ": fit.value([r["achieved"]["flops_ps"] for r in large], "FLOP/s", large),

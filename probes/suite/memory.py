@@ -24,6 +24,7 @@ _STEP = 2**28  # byte of an allocation
 _SHARE = {"quick": 0.5, "default": 0.97, "full": 0.97}  # of what is free
 _OF_CPU, _MOST_OF_CPU = 0.1, 2**27  # a host has other work: a tenth, and 128 MiB at most
 _CONTEXT_MOST = 2**31
+_NODES = 200  # kernels of a graph
 
 
 def filled(number: int, count: int, device: Device) -> Tensor:
@@ -79,7 +80,7 @@ def check(case: Case, device: Device) -> Numerics:
 
 
 def measure(case: Case, device: Device) -> Measured:
-    from capplan.probes.device import facts
+    from capplan.probes.device import facts, spec
 
     before = time.perf_counter()
     size, _, _ = _fill(case, device)
@@ -89,15 +90,37 @@ def measure(case: Case, device: Device) -> Measured:
     if device.is_gpu:
         # of a device that nobody else uses, what is not free is the context's and the driver's
         values["context_bytes"] = float(total - free)
+        values["graph_bytes"] = float(_graph(device))
         if reported := facts(device).get("reported_bytes"):
             values["reported_bytes"] = float(reported)
-    return Measured([took], "eager", "uncertain", kernel="torch arange", values=values)
+    notes = (
+        [f"the label says {label}: {total / 1e9:.1f} GB of 10^9, {total / 2**30:.1f} GiB are there"]
+        if (label := spec(device)["capacity_label"])
+        else []
+    )
+    return Measured([took], "eager", "uncertain", kernel="torch arange", values=values, notes=notes)
+
+
+def _graph(device: Device) -> int:
+    """What a graph of 200 kernels keeps of the memory [byte]."""
+    import torch
+
+    x = torch.zeros(1, device=device.torch)
+    x.add_(1.0)
+    torch.cuda.synchronize()
+    before, graph = torch.cuda.mem_get_info(device.index)[0], torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(_NODES):
+            x.add_(1.0)
+    graph.replay()
+    torch.cuda.synchronize()
+    return int(max(0, before - torch.cuda.mem_get_info(device.index)[0]))
 
 
 def derive(rows: Sequence[Row]) -> Derived:
     row, values = rows[0], dict[str, Value]()
     told = row["values"]
-    for name in ("total_bytes", "reported_bytes", "context_bytes"):
+    for name in ("total_bytes", "reported_bytes", "context_bytes", "graph_bytes"):
         if name in told:
             values[f"memory.{name}"] = fit.value([told[name]], "byte", [row])
     usable = told["total_bytes"] - told.get("context_bytes", 0.0)

@@ -28,31 +28,13 @@ _SHAPES = {"quick": [(8192, 8192)], "default": [(51200, 7168)], "full": [(51200,
 _BATCHES = {
     "quick": (1, 16, 64, 128, 256, 512, 1024, 2048),
     "default": (
-        1,
-        2,
-        4,
-        8,
-        16,
-        32,
-        64,
-        96,
-        128,
-        160,
-        192,
-        208,
-        224,
-        256,
-        320,
-        384,
-        512,
-        768,
-        1024,
-        2048,
-        4096,
+        *(1, 2, 4, 8, 16, 32, 64, 96, 128, 160, 192, 208, 224, 256),
+        *(320, 384, 512, 768, 1024, 2048, 4096),
     ),
 }
 _BATCHES["full"] = _BATCHES["default"]
 _OF_CPU = (1, 2, 4, 8, 16, 32, 64)
+_DIP = 0.03  # of the rate of fewer rows
 _WIDTHS = {"bf16": 2.0, "fp8": 1.0, "fp32": 4.0}
 
 
@@ -145,4 +127,11 @@ def _knee(dtype: str, rows: list[Row], predicted: dict[int, float]) -> dict[str,
     rates = [row["achieved"]["flops_ps"] for row in rows]
     if (nearly := fit.crossing(batches, rates, 0.9 * most)) is not None:
         values[f"{path}.batch_90pct"] = fit.value([nearly], "1", rows)
+    # more rows at a lower rate: the last wave of tiles is nearly empty
+    lost = {
+        m: 1.0 - rate / max(rates[: i + 1]) for i, (m, rate) in enumerate(zip(batches, rates, strict=True))
+    }
+    deepest = max(lost, key=lambda m: lost[m])
+    if lost[deepest] > _DIP:
+        values[f"{path}.dip_batch"] = fit.value([float(deepest)], "1", rows)
     return values

@@ -15,7 +15,10 @@ torch = pytest.importorskip("torch")
 
 from capplan.probes import collective_ops, timing
 from capplan.probes import device as devices
+from capplan.probes import run as running
+from capplan.probes.judge import share_at_clock
 from capplan.probes.probe import Device
+from capplan.probes.suite import collectives, fp8_gemm, gemm, memory, weight_streaming
 from capplan.probes.telemetry import Telemetry, told_of
 from capplan.probes.verdict import quality_of
 
@@ -335,3 +338,96 @@ def test_telemetry_of_a_run_is_of_all_its_samples() -> None:
     assert told["power_w"]["median"] == 600.0  # three seconds together
     assert told_of([seen(1980.0, 0, 1.5)])["power_w"] is None  # type: ignore[index]
     assert told_of([]) is None
+
+
+class OnCpu(Device):
+    """A GPU whose tensors lie on the CPU."""
+
+    @property
+    def torch(self) -> str:
+        return "cpu"
+
+    @property
+    def is_gpu(self) -> bool:
+        return True
+
+
+def test_what_graphs_and_groups_of_ranks_keep_is_told(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    free = iter([10**9, 10**9 - 2**21, 10**9, 10**9 - 2**29])
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda index: (next(free), 2 * 10**9))
+    seen: list[str] = []
+    monkeypatch.setattr(collective_ops, "collective", lambda op, out, given: seen.append(op))
+    gpu = OnCpu("cuda", 0, "a GPU", "sm_90", 132, 2**20, 2**37)
+    assert memory._graph(gpu) == 2**21
+    assert collective_ops.library_bytes(gpu) == 2**29
+    assert seen == ["all_reduce"]
+    assert clock.replays == 1
+    case = {"op": "all_reduce", "ranks": 2, "mode": "graph", "dtype": "bf16"}
+    told = {"time_s.512": 1e-5, "time_s.524288": 2e-5, "library_bytes": 2.0**29}
+    values, _ = collectives.derive([{"id": 0, "case": case, "values": told, "work": {"bytes": 2**19}}])
+    assert values["memory.nccl_bytes.2"].value == 2**29
+
+
+def test_a_typical_rate_is_of_its_shapes_alone() -> None:
+    one = [{"m": m, "n": 8, "k": 8, "shapes": "llm70b"} for m in (1, 2)]
+    shapes = running._shapes({"gemm": one, "launch": [{"n": 1}]})
+    assert set(shapes) == {("gemm", "llm70b")}
+    assert shapes == running._shapes({"gemm": one[::-1]})
+    assert shapes != running._shapes({"gemm": one[:1]})
+
+
+def test_prefill_runs_hot_in_fp8_too(device: Callable[..., Device]) -> None:
+    for profile in ("quick", "default"):
+        cases = fp8_gemm.cases(profile, device("h200-sxm"))
+        hot = [case for case in cases if case["mode"] == "sustained"]
+        assert {(case["recipe"], case["fast_accum"]) for case in hot} == {
+            *(("tensor", fast) for fast in (False, True)),
+            *(("row", fast) for fast in (False, True)),
+            ("block", False),
+        }
+        assert {case["m"] for case in hot} == {4096}
+
+
+def test_large_products_that_are_slow_are_told(
+    row: Callable[..., Any], device: Callable[..., Device]
+) -> None:
+    h200 = device("h200-sxm")
+    for probe, dtype, peak, usual in ((gemm, "bf16", 989.5e12, 0.5), (fp8_gemm, "fp8", 1979e12, 0.4)):
+        for m, share, told in ((4096, 0.9 * usual, True), (4096, 1.1 * usual, False), (64, 0.1, False)):
+            case = {
+                "m": m,
+                "n": 8192,
+                "k": 8192,
+                "dtype": dtype,
+                "mode": "burst",
+                "recipe": "row",
+                "fast_accum": True,
+            }
+            flops = 2.0 * m * 8192 * 8192
+            made = row(probe.NAME, case, flops / (share * peak), flops=flops, bytes=1e8, dtype=dtype)
+            assert (probe.expect(made, h200) is not None) is told
+            assert probe.expect(made | {"case": case | {"recipe": "block"}}, h200) is None or probe is gemm
+
+
+def test_a_slow_clock_is_told_from_a_poor_kernel(
+    row: Callable[..., Any], device: Callable[..., Device]
+) -> None:
+    """989 TFLOP/s are all units at 1830 MHz: half of that at half the clock is all of them again."""
+    h200 = device("h200-sxm")
+    for clock in (1830.0, 915.0):
+        flops = 132 * 4096 * clock * 1e6
+        made = row("gemm", {"dtype": "bf16"}, 1.0, flops=flops, bytes=1e8, dtype="bf16")
+        made |= {"telemetry": {"sm_mhz": {"median": clock}}}
+        assert share_at_clock(made, h200) == pytest.approx(1.0)
+    assert share_at_clock(made | {"telemetry": None}, h200) is None
+
+
+def test_the_dip_of_a_nearly_empty_wave_is_found(row: Callable[..., Any]) -> None:
+    rows = []
+    for m, rate in ((64, 250e12), (128, 476e12), (160, 600e12), (192, 560e12), (256, 796e12), (512, 884e12)):
+        flops, size = 2.0 * m * 51200 * 7168, 2.0 * 51200 * 7168
+        case = {"m": m, "n": 51200, "k": 7168, "dtype": "bf16", "shapes": "gemv"}
+        rows.append(
+            row("weight_streaming", case, flops / rate, flops=flops, bytes=size, dtype="bf16") | {"id": m}
+        )
+    assert weight_streaming.derive(rows).values["knee.bf16.dip_batch"].value == 192

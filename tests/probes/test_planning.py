@@ -672,6 +672,20 @@ def test_rows_of_another_kernel_are_never_averaged(file: Callable[..., Path]) ->
     assert not [each for each in found.constants if each["name"].startswith("hbm.")]
 
 
+def test_rates_of_other_shapes_are_never_averaged(file: Callable[..., Path]) -> None:
+    def shaped(sha: str) -> Callable[[dict[str, Any]], None]:
+        def change(made: dict[str, Any]) -> None:
+            for row in made["results"]:
+                if row["probe"] == "gemm":
+                    row["shape_set_sha"] = sha
+
+        return change
+
+    found, _ = probe_compare([file(change=shaped("a")), file(change=shaped("b"))])
+    assert {each["field"] for each in found.not_comparable} == {"shape_set_sha"}
+    assert probe_compare([file(change=shaped("a")), file(change=shaped("a"))])[0].not_comparable == ()
+
+
 def test_the_made_up_file_is_what_is_made(document: Made) -> None:
     """made.json stands for the maker where no fixture can: a file of an older method would hide a change."""
     made = document(change=lambda made: made.update(label="made up"))
