@@ -123,9 +123,9 @@ class Router:
 
 def arrivals(workload: Workload, k: int, replicas: int) -> tuple[Iterable[int], Iterator[int]]:
     """The requests that replica k gets, in turn: those that come by themselves, and those that follow one that left."""
-    own = iter(range(k, len(workload), replicas))
     if workload.concurrency is None:
-        return own, iter(())
+        return range(k, len(workload), replicas), iter(())
+    own = iter(range(k, len(workload), min(replicas, workload.concurrency)))
     share = workload.concurrency // replicas + (k < workload.concurrency % replicas)
     return list(islice(own, share)), own
 
@@ -248,7 +248,8 @@ class Replica:
     def score(self, now: float) -> int:
         """How loaded it is, as vLLM's balancer counts; who leaves with the pass under way is still here."""
         running = len(self.running) + (self.leaving[1] if self.leaving[0] > now else 0)
-        return 4 * (self.queued() + len(self.inbox)) + running
+        coming = sum(self.fits(i) for i in self.inbox)  # one that will be refused does not wait
+        return 4 * (self.queued() + coming) + running
 
     def queued(self) -> int:
         return len(self.waiting) + len(self.preempted)

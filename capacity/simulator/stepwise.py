@@ -112,9 +112,9 @@ def simulate_stepwise(workload: Workload, service: Service) -> Outcome:
             sequence.stored = stored
     engines = []
     for k in range(service.replicas):
-        own = everyone[k :: service.replicas]
-        first = own
+        own = first = everyone[k :: service.replicas]
         if workload.concurrency is not None:
+            own = everyone[k :: min(service.replicas, workload.concurrency)]
             first = own[
                 : workload.concurrency // service.replicas + (k < workload.concurrency % service.replicas)
             ]

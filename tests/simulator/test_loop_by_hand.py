@@ -104,6 +104,13 @@ def test_a_closed_loop_sends_the_next_when_one_leaves() -> None:
     assert o.arrival.tolist() == [0, 0, o.finished[0]]
 
 
+def test_a_closed_loop_of_fewer_than_the_replicas_serves_everyone() -> None:
+    """One under way takes one of three replicas; two take turns on two."""
+    given = ([0.0] * 5, [10] * 5, [2] * 5)
+    assert run(*given, concurrency=1, replicas=3).finished.tolist() == [12, 24, 36, 48, 60]
+    assert run(*given, concurrency=2, replicas=3).finished.tolist() == [12, 12, 24, 24, 36]
+
+
 def test_replicas_take_requests_in_turn() -> None:
     o = run([0.0] * 4, [10] * 4, [2] * 4, replicas=2, max_num_seqs=1, max_num_batched_tokens=10)
     assert o.first_scheduled.tolist() == [0, 0, 12, 12]

@@ -161,6 +161,16 @@ def test_one_replica_has_no_choice() -> None:
     np.testing.assert_array_equal(found.finished, plain.finished)
 
 
+def test_one_that_will_be_refused_is_no_load(chosen: list[int]) -> None:
+    """The second goes to the idle replica, and is too long: that is as idle for the third, though nobody looked yet."""
+    isl = np.array([100, 5000, 100])
+    workload = Workload(np.array([0.0, 0.001, 0.002]), isl, np.full(3, 50))
+    service = Service(TIMES, blocks=100, request_s=0.01, replicas=2, routing="least-loaded")
+    found = simulate(workload, service)
+    assert found.refused.tolist() == [False, True, False]
+    assert chosen == [0, 1, 1]
+
+
 def test_what_can_not_be_routed_is_refused() -> None:
     workload = Workload(np.zeros(4), np.full(4, 100), np.full(4, 50), concurrency=2)
     with pytest.raises(InputError, match="with a concurrency each comes where one left"):
