@@ -35,6 +35,11 @@ def latency(found: dict[str, Any], name: str) -> dict[str, Any]:
     return next(row for row in found["latencies"] if row["latency"] == name)
 
 
+def test_a_pool_has_the_same_blocks_whatever_part_of_its_last_block_a_request_fills(run: Run) -> None:
+    texts = [run(*BARE, "--rate", "3", "--isl", "4", "--osl", osl)[1] for osl in ("9", "12", "21")]
+    assert len({text.partition(" blocks of 16 tokens")[0].split()[-1] for text in texts}) == 1
+
+
 def test_an_answer_in_figures(run: Run) -> None:
     found = result(run, "--rate", "3")
     assert found["requests"] == {"asked": 150, "served": 150, "refused": 0, "timed_out": 0, "preempted": 0}

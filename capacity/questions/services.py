@@ -40,8 +40,9 @@ def colocated(
     tokens = budget or flags.max_num_batched_tokens or _BUDGET
     sequences = min(flags.max_num_seqs or _MOST_SEQUENCES, tokens)
     size = flags.block_size or BLOCK
-    held = found.held(longest)
-    blocks = int(held * longest / size) if isfinite(held) else sequences * -(-longest // size)
+    whole = size * -(-longest // size)  # what is held is counted in whole blocks of every request
+    held = found.held(whole)
+    blocks = int(held * whole / size) if isfinite(held) else sequences * whole // size
     return Service(
         times=StepTable(
             found.plan,
