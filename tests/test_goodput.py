@@ -260,6 +260,7 @@ def test_traces(run: Run, tmp_path: Path) -> None:
         ((), "no SLO given; name a bound, such as --ttft-p95 500ms"),
         (("--ttft-p95", "-5ms"), "--ttft-p95: '-5ms' is negative"),
         (("--ttft-p95", "0"), "a bound of 0.0 s is not a time above 0"),
+        (("--tpot-p95", "20"), "--tpot-p95: '20' has no unit; write 20ms, or 20s for seconds"),
         (("--attainment", "90%"), "--attainment '90%' of what?"),
         (("--ttft", "5ms"), "--ttft and --tpot need --attainment"),
         (("--ttft-p95", "1s", "--routing", "least-load"), "did you mean 'least-loaded'?"),

@@ -205,6 +205,19 @@ def size(option: str, text: str | None) -> float | None:
     return value
 
 
+def target(option: str, text: str) -> float:
+    """Seconds of a bound such as --tpot-p95; 20, where 20ms is meant, would be a bound that nothing misses."""
+    from capplan import units
+
+    with naming(option):
+        value = units.parse(text, "second")
+    if value and text.strip()[-1].isdecimal():
+        raise UnitError(
+            f"{option}: {text!r} has no unit; write {text.strip()}ms, or {text.strip()}s for seconds"
+        )
+    return value
+
+
 def share(option: str, text: str) -> float:
     """The plain number of an option such as --utilisation."""
     from capplan import units

@@ -79,23 +79,21 @@ _HELP = {
 
 def slo(given: dict[str, str | None], ttft: str | None, tpot: str | None, attainment: str | None) -> Slo:
     """The bounds that were given: {"ttft-p95": "500ms"}, and a joint attainment. Raises InputError."""
-    from capplan import units
     from capplan.capacity.simulator.slo import Bound, Joint, Slo
 
     bounds = []
     for name, text in given.items():
         if text is not None:
             kind, _, digits = name.partition("-p")
-            with opt.naming(f"--{name}"):
-                bounds.append(Bound(kind, int(digits) / 10 ** len(digits), units.parse(text, "second")))
+            bounds.append(Bound(kind, int(digits) / 10 ** len(digits), opt.target(f"--{name}", text)))
     joint = None
     if attainment is not None:
         if ttft is None and tpot is None:
             raise InputError(f"--attainment {attainment!r} of what? name --ttft, --tpot or both")
-        times = []
-        for option, text in (("--ttft", ttft), ("--tpot", tpot)):
-            with opt.naming(option):
-                times.append(units.parse(text, "second") if text is not None else float("inf"))
+        times = [
+            float("inf") if text is None else opt.target(option, text)
+            for option, text in (("--ttft", ttft), ("--tpot", tpot))
+        ]
         joint = Joint(times[0], times[1], opt.share("--attainment", attainment))
     elif ttft is not None or tpot is not None:
         raise InputError(
