@@ -92,6 +92,13 @@ def test_a_bound_of_tpot_that_one_request_alone_misses() -> None:
     assert "isl" not in {each["kind"] for each in refused.remedies}
 
 
+def test_a_bound_that_nothing_meets_says_what_was_tried() -> None:
+    slo = Slo((Bound("tpot", 0.95, 1e-6),))
+    refused = goodput("llama-3.3-70b", "h200-sxm", FP8, slo=slo, isl=1000, osl=100, tp=2)
+    assert refused.remedies == ()
+    assert "nothing that was tried" in str(refused)
+
+
 def test_a_deployment_that_does_not_fit() -> None:
     refused = goodput("llama-3.3-70b", "l4", slo=SLO, tp=1)
     assert not refused.attainable

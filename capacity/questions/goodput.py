@@ -42,6 +42,10 @@ _TAKEN = {
     "round-robin": "in turn",
     "least-loaded": "where 4 x waiting + running is least when they come",
 }
+_NOTHING_WOULD = (
+    "nothing that was tried",
+    "more GPUs of a node, narrower weights, other GPUs, shorter prompts",
+)
 _WHAT = {
     "colocated": "prompts whole, before any decoding",
     "chunked": "prompts in chunks, beside the decoding",
@@ -90,6 +94,8 @@ class Goodput(Answer):
         slo = ", ".join(_bound_words(each) for each in inputs["slo"])
         if not self.attainable:
             rows = tuple((each["what"], each["then"]) for each in self.remedies)
+            if self.idle and not rows:  # where it does not fit, nothing was tried
+                rows = (_NOTHING_WOULD,)
             tables = [Table(rows, title="What would", words=True)] if rows else []
             return Report(
                 f"{where} can't meet {slo}: {self.why_not}", tuple(tables), self.assumptions, self.warnings
