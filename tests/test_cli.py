@@ -135,6 +135,18 @@ def test_inputs_say_what_was_understood(run: Run) -> None:
     }
 
 
+def test_flags_as_vllm_spells_them(run: Run) -> None:
+    line = ("fit", "llama-3.1-8b", "--gpu", "h100", "--engine", "vllm")
+    ours = answer(run, *line, "--tp", "2", "--kv", "fp8", "--weights", "fp8", "--ep")
+    theirs = answer(
+        run,
+        *line,
+        *("--tensor-parallel-size=2", "--kv-cache-dtype", "fp8", "--quantization", "fp8"),
+        "--enable-expert-parallel",
+    )
+    assert theirs == ours
+
+
 def test_results_are_in_base_units(run: Run) -> None:
     result = answer(run, "fit", *LLAMA, "--tier", "whiteboard")["result"]
     assert result["memory_bytes"] == 141e9

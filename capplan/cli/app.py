@@ -18,6 +18,15 @@ COMMANDS = (
     *("gpus", "models", "explain", "check", "validate", "schema"),
 )
 
+AS_VLLM_SPELLS = {  # so that a line of its flags can be pasted; ours are the short ones
+    "tensor-parallel-size": "tp",
+    "pipeline-parallel-size": "pp",
+    "data-parallel-size": "dp",
+    "enable-expert-parallel": "ep",
+    "kv-cache-dtype": "kv",
+    "quantization": "weights",
+}
+
 
 class Commands(core.TyperGroup):
     """Finds a command in the file of its name, so that start-up does not grow with their number."""
@@ -63,7 +72,10 @@ def _typer(**options: object) -> typer.Typer:
     return typer.Typer(
         rich_markup_mode=None,
         pretty_exceptions_enable=False,
-        context_settings={"help_option_names": ["-h", "--help"]},
+        context_settings={
+            "help_option_names": ["-h", "--help"],
+            "token_normalize_func": lambda name: AS_VLLM_SPELLS.get(name, name),
+        },
         **options,  # type: ignore[arg-type]
     )
 
