@@ -1,6 +1,6 @@
 """Traces of requests, read from CSV or JSON lines: when each came, its lengths, the blocks of its prefix.
 
-The columns of Azure's, Mooncake's and BurstGPT's files are known by their names, under any of their spellings.
+The columns of Azure's, Mooncake's, BurstGPT's and Vidur's files are known by their names, under any of their spellings.
 A row that can't be a request is skipped and counted by its reason; a file without requests is an error.
 """
 
@@ -28,9 +28,15 @@ Ints = NDArray[np.int64]
 MOST_ROWS = 1_000_000
 LONGEST = 10**9  # tokens of a request
 BLOCK_TOKENS = 512  # of a prefix block in Mooncake's traces
-_SECONDS = {"arrival_s": 1.0, "timestamp_s": 1.0, "timestamp_ms": 1e-3, "timestamp": None}
-_INPUT = ("input_tokens", "input_length", "contexttokens", "request tokens", "prompt_tokens", "isl")
-_OUTPUT = ("output_tokens", "output_length", "generatedtokens", "response tokens", "completion_tokens", "osl")
+_SECONDS = {"arrival_s": 1.0, "arrived_at": 1.0, "timestamp_s": 1.0, "timestamp_ms": 1e-3, "timestamp": None}
+_INPUT = (
+    *("input_tokens", "input_length", "contexttokens", "request tokens", "prompt_tokens", "isl"),
+    "num_prefill_tokens",
+)
+_OUTPUT = (
+    *("output_tokens", "output_length", "generatedtokens", "response tokens", "completion_tokens", "osl"),
+    "num_decode_tokens",
+)
 _BLOCKS = ("block_ids", "hash_ids")
 _IDS = ("request_id", "id")
 

@@ -45,6 +45,17 @@ def test_public_traces(name: str, data: Path) -> None:
     assert (np.diff(trace.arrival) >= 0).all()
 
 
+def test_the_columns_of_vidur(tmp_path: Path) -> None:
+    trace = read_trace(
+        written(tmp_path, "arrived_at,num_prefill_tokens,num_decode_tokens\n0,100,10\n1.5,200,20\n")
+    )
+    assert (trace.arrival.tolist(), trace.isl.tolist(), trace.osl.tolist()) == (
+        [0, 1.5],
+        [100, 200],
+        [10, 20],
+    )
+
+
 @pytest.mark.parametrize(("name", "share"), [("conversation", 0.3456), ("synthetic", 0.3293)])
 def test_share_of_a_prefix(name: str, share: float, data: Path) -> None:
     trace = read_trace(data / "traces" / f"mooncake_{name}.jsonl")
