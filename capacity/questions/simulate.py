@@ -227,7 +227,8 @@ def simulate(
     """What becomes of so many requests on one deployment.
 
     model, gpu, deployment, tp, calibration: as `perf` takes them.
-    rate: requests a second, all instances together; or concurrency: so many under way, the next comes when one leaves.
+    rate: requests a second, all instances together; None with a trace's mix is its own. Or concurrency: so many under way,
+    the next comes when one leaves.
     isl, osl: tokens of every prompt and answer, or mix: requests of other lengths or arrivals (simulator.workloads).
     cv: of the gaps between arrivals; 1 is Poisson. requests: how many; seed: which.
     timeout: seconds that a client waits for its first token.
@@ -253,6 +254,8 @@ def simulate(
     work.assume(*asked.assumed_of(spec), *towers)
     if mix is None:
         mix = Mix(gamma(requests, seed, cv), *fixed(requests, *lengths(isl, osl)))
+    if rate is None and concurrency is None:
+        rate = mix.own_rate
     workload = _workload(mix, rate, concurrency, timeout)
     flags = deployment or Deployment()
     longest = int((workload.isl + workload.osl).max())
@@ -306,7 +309,7 @@ def simulate(
         raise InputError(
             f"scheduler 'static' reserves the cache of a whole batch: {unused} would not be used"
         )
-    if concurrency is not None and mix.recorded:
+    if concurrency is not None and mix.own_rate is not None:
         work.assume(
             "requests of the trace come in its order, one when another leaves; its times are not used"
         )

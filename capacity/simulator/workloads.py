@@ -36,7 +36,7 @@ class Mix:
     isl: Ints
     osl: Ints
     blocks: tuple[tuple[int, ...], ...] | None = None  # prefix blocks of each prompt, where they are known
-    recorded: bool = False  # times are a trace's: any part of them is stretched to a mean of one a second
+    own_rate: float | None = None  # of a trace [request/second]: any part of it is stretched
     block_tokens: int = BLOCK_TOKENS  # of a prefix block
 
     def __len__(self) -> int:
@@ -77,13 +77,13 @@ class Mix:
     def _part(self, rows: Ints, share: float = 1.0) -> Mix:
         """Some of the requests; share: of drawn ones, how many are kept of those that came."""
         times = self.unit_times[rows]
-        if not self.recorded:
+        if self.own_rate is None:
             times = times * share
         elif len(rows):
             times = times - times[0]
             times = times * ((len(rows) - 1) / times[-1] if times[-1] > 0 else 1.0)
         blocks = None if self.blocks is None else tuple(self.blocks[i] for i in rows)
-        return Mix(times, self.isl[rows], self.osl[rows], blocks, self.recorded, self.block_tokens)
+        return Mix(times, self.isl[rows], self.osl[rows], blocks, self.own_rate, self.block_tokens)
 
 
 def _stream(seed: int, of: int) -> np.random.Generator:
@@ -275,5 +275,6 @@ def replay(trace: Trace, count: int | None = None) -> Mix:
         )
     many = min(len(trace), len(trace) if count is None else known_requests(count))
     blocks = trace.blocks[:many] if trace.blocks is not None else None
-    times = trace.arrival[:many] * trace.rate_of(many)  # a trace's beginning may be calmer than all of it
-    return Mix(times, trace.isl[:many], trace.osl[:many], blocks, True, trace.block_tokens or BLOCK_TOKENS)
+    rate = trace.rate_of(many)  # a trace's beginning may be calmer than all of it
+    size = trace.block_tokens or BLOCK_TOKENS
+    return Mix(trace.arrival[:many] * rate, trace.isl[:many], trace.osl[:many], blocks, rate, size)

@@ -169,7 +169,7 @@ def command(
                 max_num_seqs=max_num_seqs,
                 max_num_batched_tokens=max_num_batched_tokens,
             ),
-            rate=_rate(rate, trace if concurrency is None else None, len(mix)),
+            rate=_rate(rate),
             concurrency=_whole("--concurrency", concurrency),
             mix=mix,
             cv=1.0 if burstiness is None else burstiness,
@@ -197,18 +197,13 @@ def command(
     raise typer.Exit(emit(answer, as_json=json, as_csv=csv, explain=explain, plot=plot))
 
 
-def _rate(text: str | None, trace: str | None, requests: int) -> float | None:
-    """The rate that was asked for, or a trace's own over the requests that are taken of it."""
+def _rate(text: str | None) -> float | None:
     from capplan import units
 
-    if text is not None:
-        with opt.naming("--rate"):
-            return units.parse(text, "request/second")
-    if trace is None:
+    if text is None:
         return None
-    from capplan.capacity.simulator.traces import read_trace
-
-    return read_trace(trace).rate_of(requests)
+    with opt.naming("--rate"):
+        return units.parse(text, "request/second")
 
 
 def _whole(option: str, text: str | None) -> int | None:

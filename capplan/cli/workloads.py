@@ -140,12 +140,11 @@ def mix(
     seed = SEED if seed is None else seed
     if path is not None:
         read = read_trace(path)
-        replayed = workloads.replay(read, min(len(read), requests)) if trace is not None else None
-        lengths = workloads.joint(requests, seed, read)
         for line in read.told():
             notes.note(line)
-        if replayed is not None:
-            return replayed
+        if trace is not None:
+            return workloads.replay(read, requests)
+        lengths = workloads.joint(requests, seed, read)
     elif sigma is not None:
         lengths = workloads.lognormal(
             requests, seed, isl=isl, osl=osl, isl_sigma=sigma, osl_sigma=sigma, least=2
