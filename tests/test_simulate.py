@@ -193,6 +193,21 @@ def test_a_trace_of_one_time_is_refused_in_one_line(run: Run, tmp_path: Path) ->
     assert "has all 2 requests at one time" in err
 
 
+@pytest.mark.parametrize("requests", ["1", "2"])
+def test_a_rate_that_changes_nothing_is_refused_in_one_line(requests: str, run: Run, tmp_path: Path) -> None:
+    """The trace has a rate, but those that are run of it come at one time."""
+    path = tmp_path / "trace.csv"
+    path.write_text("arrival_s,input_tokens,output_tokens\n1,100,10\n1,50,10\n3,50,10\n")
+    line = ("--trace", str(path), "--requests", requests)
+    for command in ((*SHORT, *line, "--rate", "5"), ("goodput", *SHORT[1:], *line, "--ttft-p95", "1s")):
+        code, out, err = run(*command)
+        assert (code, out, err.count("\n")) == (2, "", 1)
+        assert f"error: {requests} request" in err
+        assert "would not be used" in err
+    for more in ((), ("--concurrency", "2")):  # as they came, or one when another leaves
+        assert run(*SHORT, *line, *more)[0] == 0
+
+
 def test_trace_out_is_a_chrome_trace(run: Run, tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
     code, _, err = run(*LINE, "--rate", "3", "--trace-out", str(path))

@@ -221,7 +221,7 @@ def goodput(
 
     Every rate and every configuration gets the same requests. Raises UnknownNameError, DataFileError, InputError.
     """
-    from capplan.capacity.simulator.workloads import Mix, fixed, gamma
+    from capplan.capacity.simulator.workloads import Mix, fixed, gamma, known_requests
 
     spec, card = asked.as_model(model), asked.as_gpu(gpu)
     spec, towers = with_tower(spec)
@@ -244,6 +244,7 @@ def goodput(
             )
     if not len(mix):
         raise InputError(f"every request is longer than the {tokens(most)} that are accepted")
+    (mix if requests is None else mix.first(known_requests(requests))).takes_a_rate()
     longest = int((mix.isl + mix.osl).max())
     found = measured(placed(spec, card, deployment or Deployment(), longest, tp, work), calibration, work)
     work.assume(*found.assumptions)

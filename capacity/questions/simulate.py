@@ -254,7 +254,9 @@ def simulate(
     work.assume(*asked.assumed_of(spec), *towers)
     if mix is None:
         mix = Mix(gamma(requests, seed, cv), *fixed(requests, *lengths(isl, osl)))
-    if rate is None and concurrency is None:
+    if rate is not None:
+        mix.takes_a_rate()
+    elif concurrency is None:
         rate = mix.own_rate
     workload = _workload(mix, rate, concurrency, timeout)
     flags = deployment or Deployment()

@@ -23,6 +23,7 @@ import numpy as np
 from capplan.capacity.simulator.requests import Workload
 from capplan.capacity.simulator.traces import BLOCK_TOKENS, Floats, Ints, Trace
 from capplan.errors import InputError
+from capplan.units import counted
 
 _NEVER = 1e15  # [second]: the clock has no milliseconds any more
 _ARRIVALS, _INPUTS, _OUTPUTS, _ROWS = range(4)  # streams of one seed
@@ -51,6 +52,14 @@ class Mix:
                 f"at a rate of {rate!r} the last of {len(self):,} requests comes in {_NEVER:g} s or later"
             )
         return self.unit_times / rate
+
+    def takes_a_rate(self) -> None:
+        """Raise InputError where all requests come at one time, which no rate changes."""
+        if self.unit_times[-1] == 0:
+            raise InputError(
+                f"{counted(len(self), 'request')} at one time: a rate would not be used; requests of more than one time are "
+                "accepted with it"
+            )
 
     def at(self, rate: float, timeout: float = inf) -> Workload:
         """The workload at a mean rate [request/second]. Raises InputError."""
