@@ -230,14 +230,22 @@ class Decoder:
 
     def drafts(self, count: int, cached: Layer, block: Callable[[], None]) -> None:
         """MTP layers: two norms and a projection, a layer such as `block` adds to the weights, and a norm."""
+
+        def weights() -> None:
+            block()
+            self.layer = "mtp.layers.N."
+            self.norm("enorm", "hnorm", "post_norm")
+            self.linear("eh_proj", self.hidden, 2 * self.hidden, "mlp")
+
+        self.draft_layers(count, cached, weights)
+
+    def draft_layers(self, count: int, cached: Layer, weights: Callable[[], None]) -> None:
+        """Layers that draft tokens: what `weights` adds is theirs."""
         if not count:
             return
         model = self.weights, self.layer, self.layers
         self.weights, self.layer, self.layers = self.draft_weights, "mtp.layers.N.mtp_block.", count
-        block()
-        self.layer = "mtp.layers.N."
-        self.norm("enorm", "hnorm", "post_norm")
-        self.linear("eh_proj", self.hidden, 2 * self.hidden, "mlp")
+        weights()
         self.weights, self.layer, self.layers = model
         self.draft_mixers += [cached] * count
 
@@ -246,6 +254,11 @@ class Decoder:
 
     def positions(self, name: str, rows: int) -> None:
         self.add(f"{name}.weight", (rows, self.hidden), "position")
+
+    def ngram_table(self, name: str, rows: int, width: int, *, read: int) -> None:
+        """A table of hashed n-grams, of which a token reads so many rows: it is active as experts are."""
+        shape = rows, width
+        self.weights.append(Weight(f"{self.layer}{name}.weight", shape, "lookup", experts=rows, chosen=read))
 
     def attention(
         self,

@@ -50,8 +50,9 @@ def deepseek_v4(f: Fields) -> Decoder:
         HEAVY: (window._replace(ratio=pool[HEAVY]),),
     }
     d.mixers = [parts[kind] for kind in kinds]
-    _block(d, e)
-    d.drafts(drafts, parts[WINDOW], lambda: _block(d, e))
+    bias = f.flag("mlp_bias")
+    block(d, e, bias=bias)
+    d.drafts(drafts, parts[WINDOW], lambda: block(d, e, bias=bias))
     _pooling(d, "compressor", pool[HEAVY], d.head_dim, layers=kinds.count(HEAVY))
     _pooling(d, "compressor", pool[SPARSE], d.head_dim, layers=kinds.count(SPARSE), overlap=True)
     _index(d, index, pool[SPARSE], layers=kinds.count(SPARSE))
@@ -62,7 +63,7 @@ def deepseek_v4(f: Fields) -> Decoder:
     return d
 
 
-def _block(d: Decoder, e: Experts) -> None:
+def block(d: Decoder, e: Experts, *, bias: bool = False) -> None:
     """A layer without its pools."""
     f = d.fields
     rank, groups, out_rank = f.count("q_lora_rank"), f.count("o_groups"), f.count("o_lora_rank")
@@ -76,12 +77,11 @@ def _block(d: Decoder, e: Experts) -> None:
     d.linear("self_attn.q_b_proj", wide, rank, "attention")
     d.linear("self_attn.kv_proj", d.head_dim, d.hidden, "attention")
     d.norm("self_attn.kv_norm", width=d.head_dim)
-    d.linear(
-        "self_attn.o_a_proj", groups * out_rank, wide // groups, "attention"
-    )  # each group has its own rows
+    # each group has its own rows
+    d.linear("self_attn.o_a_proj", groups * out_rank, wide // groups, "attention")
     d.linear("self_attn.o_b_proj", d.hidden, groups * out_rank, "attention")
     d.sinks()
-    expert_weights(d, e, d.layers, bias=f.flag("mlp_bias"))
+    expert_weights(d, e, d.layers, bias=bias)
     channels = f.count("hc_mult")
     hyper_connections(d, channels, (2 + channels) * channels, 3)
     d.norm(*NORMS)

@@ -7,15 +7,14 @@ tensors add up to those of the released files.
 from __future__ import annotations
 
 from capplan.models.decoder import Decoder
+from capplan.models.families.compressed import block
 from capplan.models.families.experts import DRAFTS, checked
-from capplan.models.families.latent import Experts, LatentDecoder, expert_weights
-from capplan.models.families.latent_sparse import hyper_connections
+from capplan.models.families.latent import Experts, LatentDecoder
 from capplan.models.fields import Fields
-from capplan.models.spec import CompressedAttention, Layer, Weight
+from capplan.models.spec import CompressedAttention, Layer
 
 RATIOS = (0, 1, 2)  # tokens to a pooled vector; 0: the window alone
 SOURCES, INDEXERS = "kv_source_layer_ids", "index_source_layer_ids"
-NORMS = ("input_layernorm", "post_attention_layernorm")
 
 
 def deepseek_v41(f: Fields) -> Decoder:
@@ -31,7 +30,8 @@ def deepseek_v41(f: Fields) -> Decoder:
     window = CompressedAttention(d.heads, d.head_dim, f.count("qk_rope_head_dim"), f.count("sliding_window"))
     ratios = _ratios(d, drafts)
     d.mixers = _layers(d, window, ratios)
-    _block(d, experts)
+    # V4's block; a layer joins its channels with what the one before computed, so no head joins them at the end
+    block(d, experts)
     _pooling(d, ratios)
     _tables(d)
     if drafts:
@@ -58,7 +58,7 @@ def _ratios(d: Decoder, drafts: int) -> list[int]:
     return ratios[: d.layers]
 
 
-def _sources(d: Decoder, name: str) -> list[int]:
+def _layer_ids(d: Decoder, name: str) -> list[int]:
     """The layers of a list, in order."""
     found = sorted(set(d.fields.numbers(name) or ()))
     if found and found[-1] >= d.layers:
@@ -70,11 +70,11 @@ def _layers(d: Decoder, window: CompressedAttention, ratios: list[int]) -> list[
     """What every layer keeps: its window, and where it is a source the pooled vectors and their index keys."""
     f = d.fields
     heads, width, top_k = map(f.count, ("index_n_heads", "index_head_dim", "index_topk"))
-    sources, indexers = _sources(d, SOURCES), _sources(d, INDEXERS)
+    sources, indexers = _layer_ids(d, SOURCES), _layer_ids(d, INDEXERS)
+    first = next((layer for layer in range(d.layers) if ratios[layer]), d.layers)
     for name, listed in ((SOURCES, sources), (INDEXERS, indexers)):
         if alone := [layer for layer in listed if not ratios[layer]]:
             raise f.error(f"field '{name}' has {alone[0]}, a layer that has its window alone")
-        first = next((layer for layer in range(d.layers) if ratios[layer]), d.layers)
         if first < d.layers and (not listed or listed[0] > first):
             raise f.error(f"field '{name}' leaves layer {first} without one at or before it")
     found: list[Layer] = []
@@ -88,33 +88,10 @@ def _layers(d: Decoder, window: CompressedAttention, ratios: list[int]) -> list[
     return found
 
 
-def _block(d: Decoder, e: Experts) -> None:
-    """A layer without its pools: V4's, but that a layer joins its channels with what the one before computed."""
-    f = d.fields
-    rank, groups, out_rank = f.count("q_lora_rank"), f.count("o_groups"), f.count("o_lora_rank")
-    wide = d.heads * d.head_dim
-    if wide % groups:
-        raise f.error(
-            f"field 'o_groups' is {groups}, which does not divide the {wide:,} outputs of the heads"
-        )
-    d.linear("self_attn.q_a_proj", rank, d.hidden, "attention")
-    d.norm("self_attn.q_a_norm", width=rank)
-    d.linear("self_attn.q_b_proj", wide, rank, "attention")
-    d.linear("self_attn.kv_proj", d.head_dim, d.hidden, "attention")
-    d.norm("self_attn.kv_norm", width=d.head_dim)
-    d.linear("self_attn.o_a_proj", groups * out_rank, wide // groups, "attention")
-    d.linear("self_attn.o_b_proj", d.hidden, groups * out_rank, "attention")
-    d.sinks()
-    expert_weights(d, e, d.layers)
-    channels = f.count("hc_mult")
-    hyper_connections(d, channels, (2 + channels) * channels, 3)
-    d.norm(*NORMS)
-
-
 def _pooling(d: Decoder, ratios: list[int]) -> None:
     """How tokens become one vector, with a gate where there is more than one; keys are made of what was pooled."""
     f = d.fields
-    sources, indexers = _sources(d, SOURCES), _sources(d, INDEXERS)
+    sources, indexers = _layer_ids(d, SOURCES), _layer_ids(d, INDEXERS)
     gated = sum(ratios[layer] > 1 for layer in sources)
     heads, width = f.count("index_n_heads"), f.count("index_head_dim")
     d.linear("self_attn.compressor.kv_proj", d.head_dim, d.hidden, "attention", layers=len(sources))
@@ -131,7 +108,7 @@ def _tables(d: Decoder) -> None:
     """Engram: a table of hashed n-grams in a few layers, and what of its rows goes into every channel."""
     f = d.fields
     f.ignore("engram_vocab_size", "engram_pad_id", "engram_pad_token_id", "engram_compressed_vocab_size")
-    layers = _sources(d, "engram_layer_ids")
+    layers = _layer_ids(d, "engram_layer_ids")
     if not layers:
         f.ignore("engram_num_embeddings", "engram_max_ngram_size", "engram_n_heads", "engram_head_dim")
         return
@@ -141,8 +118,7 @@ def _tables(d: Decoder) -> None:
     sizes, heads = f.count("engram_max_ngram_size") - 1, f.count("engram_n_heads")
     width, channels = f.count("engram_head_dim"), f.count("hc_mult")
     for count in rows:  # a token reads a row of every size and head
-        name, shape = f"{d.layer}engram.embed.weight", (count, width)
-        d.weights.append(Weight(name, shape, "lookup", experts=count, chosen=min(sizes * heads, count)))
+        d.ngram_table("engram.embed", count, width, read=min(sizes * heads, count))
     wide = (channels + 1) * d.hidden  # a key for every channel, and a value
     d.linear("engram.wkv", wide, sizes * heads * width, "mlp", layers=len(layers))
     for name in ("q_weight", "k_weight"):
@@ -153,16 +129,16 @@ def _drafter(d: Decoder, drafts: int, cached: Layer) -> None:
     """DSpark: a block of tokens is drafted by a few layers of windows, from what layers of the model had."""
     f = d.fields
     f.ignore("dspark_block_size", "dspark_noise_token_id")
-    taps, rank = _sources(d, "dspark_target_layer_ids"), f.count("dspark_markov_rank")
+    taps, rank = _layer_ids(d, "dspark_target_layer_ids"), f.count("dspark_markov_rank")
     experts = _experts(f, "dspark_n_routed_experts", "dspark_num_experts_per_tok")
-    model = d.weights, d.layer, d.layers
-    d.weights, d.layer, d.layers = d.draft_weights, "mtp.layers.N.mtp_block.", drafts
-    _block(d, experts)
-    d.layer = "mtp.layers.N."
-    d.linear("main_proj", d.hidden, len(taps) * d.hidden, "mlp", layers=1)
-    d.norm("main_norm", "norm", layers=1)
-    for name in ("embed", "head"):
-        d.add(f"mtp.markov_head.{name}.weight", (d.vocab, rank), "lookup")
-    d.add("mtp.confidence_head.proj.weight", (1, d.hidden + rank), "head")
-    d.weights, d.layer, d.layers = model
-    d.draft_mixers += [cached] * drafts
+
+    def weights() -> None:
+        block(d, experts)
+        d.layer = "mtp.layers.N."
+        d.linear("main_proj", d.hidden, len(taps) * d.hidden, "mlp", layers=1)
+        d.norm("main_norm", "norm", layers=1)
+        for name in ("embed", "head"):
+            d.add(f"mtp.markov_head.{name}.weight", (d.vocab, rank), "lookup")
+        d.add("mtp.confidence_head.proj.weight", (1, d.hidden + rank), "head")
+
+    d.draft_layers(drafts, cached, weights)

@@ -9,7 +9,7 @@ from capplan.models.decoder import Decoder
 from capplan.models.families.linear import MTP, every_few, gated_attention, gated_experts, qwen_delta_net
 from capplan.models.families.states import FULL, INDEXED, LINEAR, convolution, kinds
 from capplan.models.fields import Fields
-from capplan.models.spec import Attention, Layer, State, Weight
+from capplan.models.spec import Attention, Layer, State
 
 MOST_TABLES = 4_096
 INDEXER = (
@@ -122,9 +122,8 @@ def _tables(d: Decoder, channels: int, listed: list[str]) -> None:
     primes = _primes(base, heads * len(ids))
     for i in range(len(ids)):
         rows = sum(primes[i * heads : (i + 1) * heads])
-        table = f"{d.layer}ple.ple_embedding.ngram_embedding.weight"
-        shape = (-(-rows // whole) * whole, width // heads)
-        d.weights.append(Weight(table, shape, "lookup", experts=shape[0], chosen=heads))  # a row of each head
+        rows = -(-rows // whole) * whole
+        d.ngram_table("ple.ple_embedding.ngram_embedding", rows, width // heads, read=heads)
     wide, layers = channels * d.hidden, len(ids)
     d.linear("ple.key_proj", wide, width, "mlp", layers=layers)
     d.linear("ple.value_proj", d.hidden, width, "mlp", layers=layers)
