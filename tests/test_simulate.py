@@ -473,6 +473,18 @@ def test_a_trace_that_can_not_be_written_leaves_the_old_one(
     assert [each.name for each in tmp_path.iterdir()] == ["trace.json"]
 
 
+def test_notes_are_escaped(run: Run, tmp_path: Path) -> None:
+    """A name of a file is anybody's: a terminal would obey what is in it."""
+    path = tmp_path / "a\x1b[2Jb.json"
+    trace = a_trace(tmp_path, "5,-1,3")
+    read = Path(trace).rename(tmp_path / "c\x07d.csv")
+    code, _, err = run(*SHORT, "--trace", str(read), "--trace-out", str(path))
+    assert (code, path.exists(), err.count("\n")) == (0, True, 2)
+    assert "\\x1b[2Jb.json; chrome://tracing" in err
+    assert "c\\x07d.csv: 1 row skipped" in err
+    assert not {"\x1b", "\x07"} & {*err}
+
+
 def test_a_trace_goes_where_no_file_is(run: Run) -> None:
     assert run(*LINE, "--rate", "3", "--trace-out", os.devnull)[0] == 0
     assert not Path(os.devnull).is_file()

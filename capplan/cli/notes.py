@@ -20,5 +20,12 @@ def note(text: str) -> None:
 def tell() -> None:
     """Say now what was held."""
     for text in _held:
-        sys.stderr.write(f"note: {text}\n")
+        say(text)
     forget()
+
+
+def say(text: str) -> None:
+    """Say it now: names of files and models in it are anybody's."""
+    from capplan.report import printable
+
+    sys.stderr.write(f"note: {printable(text)}\n")
