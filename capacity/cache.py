@@ -208,11 +208,10 @@ def _index(name: str, width: int, every: int, view: View, element: int = 2) -> S
 def _compressed(part: CompressedAttention, kv: str, view: View) -> Iterator[Stream]:
     row = precision.compressed_bytes(kv, part.width, part.rope)
     words = f"vector of {part.width} in {kv}"
-    twice = (
-        2 if view == "transformers" and not part.ratio else 1
-    )  # there keys and values, equal, are kept apart
+    # there keys and values, equal, are kept apart
+    twice = 2 if view == "transformers" and not part.ratio else 1
     yield Stream("kv_window", twice * row, words, most=_kept(part.window, view))
-    if not part.ratio or part.shared:
+    if not part.ratio or part.reads_pooled:
         return
     yield Stream("compressed_kv", row, f"pooled {words}", every=part.ratio)
     if part.index_dim:

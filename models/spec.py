@@ -110,7 +110,7 @@ class CompressedAttention(NamedTuple):
     index_dim: int = 0
     index_heads: int = 0
     top_k: int = 0
-    shared: bool = False  # reads the pooled vectors of an earlier layer and keeps its window alone
+    reads_pooled: bool = False  # the pooled vectors of an earlier layer: it keeps its window alone
     index_pooled: bool = False  # index keys are made of the pooled vectors, not of tokens that wait
 
 

@@ -26,10 +26,17 @@ from capplan.capacity.engines.vllm_memory import (
     sampler_assumed,
     unreserved,
 )
-from capplan.capacity.engines.weights import RankWeights, quantized, rank_weights, stage_layers, table_bytes
+from capplan.capacity.engines.weights import (
+    RankWeights,
+    mixture,
+    quantized,
+    rank_weights,
+    stage_layers,
+    table_bytes,
+)
 from capplan.errors import InputError
 from capplan.models.drafters import Drafter, drafter
-from capplan.models.spec import Attention, CompressedAttention, Model
+from capplan.models.spec import Attention, Model
 from capplan.units import gib
 
 
@@ -198,7 +205,7 @@ def _speculating(model: Model, asked: Deployment, draft: Drafter) -> tuple[Model
 def _caches(model: Model, start: int, layers: int) -> bool:
     """Whether any of the layers keeps a cache of its own."""
     parts = (part for layer in model.layers[start : start + layers] for part in layer)
-    return any(isinstance(part, CompressedAttention) or not getattr(part, "shared", False) for part in parts)
+    return any(not getattr(part, "shared", False) for part in parts)
 
 
 def _divides(model: Model, flags: Deployment) -> None:
@@ -214,8 +221,7 @@ def _divides(model: Model, flags: Deployment) -> None:
 
 def _rank_weights(stored: Model, flags: Deployment, rocm: bool, draft: Drafter | None) -> RankWeights:
     tp, dp, experts = flags.tensor_parallel_size, flags.data_parallel_size, flags.enable_expert_parallel
-    drafts = flags.num_speculative_tokens > 0 and flags.speculative_method in ("mtp", "dspark")
-    on_host = _on_host(flags)
+    drafts, on_host = flags.drafts_itself, _on_host(flags)
     if flags.attention_replicas > 1:
         attention = rank_weights(stored, tp=max(1, tp // dp), drafts=drafts).parts
         whole = rank_weights(stored, tp=tp, expert_parallel=experts, drafts=drafts, tables_on_host=on_host)
@@ -230,7 +236,7 @@ def _rank_weights(stored: Model, flags: Deployment, rocm: bool, draft: Drafter |
         stored,
         tp=tp,
         pp=flags.pipeline_parallel_size,
-        dp=dp if flags.engine == "vllm" and _experts(stored) else 1,
+        dp=dp if flags.engine == "vllm" and mixture(stored) else 1,
         expert_parallel=experts,
         drafts=drafts,
         drafter=draft.model if draft else None,
@@ -242,10 +248,6 @@ def _rank_weights(stored: Model, flags: Deployment, rocm: bool, draft: Drafter |
 def _on_host(flags: Deployment) -> bool:
     """Whether tables of n-grams lie in host memory, as vLLM puts them where it is not told."""
     return flags.engine == "vllm" if flags.tables_on_host is None else flags.tables_on_host
-
-
-def _experts(model: Model) -> bool:
-    return any(weight.bucket == "experts" for weight in model.weights)
 
 
 def _static(

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from capplan.capacity.engines.pools import OLDEST_ALLOCATOR
+from capplan.capacity.engines.vllm_blocks import compressed
 from capplan.capacity.engines.vllm_rules import newest, ordered, rules
 from capplan.capacity.engines.weights import quantized
-from capplan.models.spec import CompressedAttention, Model
+from capplan.models.spec import Model
 
 _ASKED = ("fp8", "nvfp4")  # formats of a cache that checkpoints ask for, and engines follow
 _VLLM_FOLLOWS = (0, 15, 0)  # before, its auto is 16 bit: 0.12.0's wheel too, and those between were not read
@@ -23,7 +24,7 @@ def auto_format(
     Source: TensorRT-LLM 1.0 to 1.2, _torch/pyexecutor, validate_and_set_kv_cache_quant: auto keeps what
     hf_quant_config.json says; vLLM 0.15.0 to 0.33.0, utils/torch_utils.py, resolve_kv_cache_dtype_string.
     """
-    if _compressed(model) and _takes_fp8(engine, version):
+    if compressed(model) and _takes_fp8(engine, version):
         return "fp8", []
     held = quantized(model, quantization)
     stored = held.quantization
@@ -35,10 +36,6 @@ def auto_format(
         if read is None or read.method == "modelopt":
             return "fp8", [BUILDS]
     return (held.dtype if held.dtype in ("fp16", "fp32") else "bf16"), []
-
-
-def _compressed(model: Model) -> bool:
-    return any(isinstance(part, CompressedAttention) for layer in model.layers for part in layer)
 
 
 def _takes_fp8(engine: str, version: str | None) -> bool:

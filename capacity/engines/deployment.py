@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+OWN_DRAFTS = ("mtp", "dspark")  # speculation with draft layers that the checkpoint has itself
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deployment:
@@ -31,7 +33,7 @@ class Deployment:
     enforce_eager: bool = False
     enable_prefix_caching: bool | None = None
     quantization: str | None = None  # None: the checkpoint's own
-    speculative_method: str | None = None  # mtp, eagle, eagle3, dflash, ngram, draft_model
+    speculative_method: str | None = None  # mtp, dspark, eagle, eagle3, dflash, ngram, draft_model
     draft_model: str | None = None  # a drafter on record (models/drafters)
     num_speculative_tokens: int = 0
     tables_on_host: bool | None = None  # tables of n-grams; None: in host memory under vLLM alone
@@ -41,6 +43,11 @@ class Deployment:
     def attention_replicas(self) -> int:
         """Replicas of the attention inside the tensor-parallel ranks."""
         return 1 if self.engine == "vllm" else self.data_parallel_size
+
+    @property
+    def drafts_itself(self) -> bool:
+        """Whether the checkpoint's own draft layers speculate."""
+        return self.num_speculative_tokens > 0 and self.speculative_method in OWN_DRAFTS
 
     @property
     def gpus(self) -> int:

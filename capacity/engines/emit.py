@@ -12,7 +12,7 @@ import shlex
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
-from capplan.capacity.engines.deployment import Deployment
+from capplan.capacity.engines.deployment import OWN_DRAFTS, Deployment
 from capplan.capacity.engines.vllm_rules import ordered
 from capplan.errors import InputError, UnknownNameError
 
@@ -32,7 +32,7 @@ _SINCE = {
 _CONFIG_SINCE = "0.8.3"  # --speculative-config, in place of a flag for each part
 _BF16_CACHE_SINCE = "0.11.0"
 _QUANTIZES = ("fp8",)  # what vLLM and SGLang make of a 16-bit checkpoint as they load it
-_OWN_DRAFTS = ("mtp", "dspark", "ngram")  # speculation without a draft model
+_WITHOUT_MODEL = (*OWN_DRAFTS, "ngram")  # speculation without a draft model
 _OWN_METHOD = {"deepseek_v41": "dspark"}  # how engines call a family's own drafts, where that is not MTP
 
 
@@ -133,15 +133,6 @@ def _vllm_cache(dtype: str, at: tuple[int, ...] | None) -> str | None:
     return dtype
 
 
-def _untold_tables(plan: Deployment, engine: str) -> Iterator[str]:
-    """A word on tables of n-grams under an engine that has no flag on record for them."""
-    if plan.tables_on_host is not None:
-        place = "host" if plan.tables_on_host else "GPU"
-        yield _comment(
-            f"tables of n-grams are planned in {place} memory; no flag of {engine} on record says so"
-        )
-
-
 def _engram(on_host: bool | None) -> str | None:
     return None if on_host is None else f'{{"cpu_offload": {str(on_host).lower()}}}'
 
@@ -158,13 +149,13 @@ def _vllm_drafts(plan: Deployment, at: tuple[int, ...] | None) -> list[_Flag]:
         draft = "[ngram]" if method == "ngram" else plan.draft_model or DRAFT_MODEL
         return [("--speculative-model", draft), ("--num-speculative-tokens", count)]
     config: dict[str, object] = {"method": method, "num_speculative_tokens": count}
-    if method not in _OWN_DRAFTS:
+    if method not in _WITHOUT_MODEL:
         config["model"] = plan.draft_model or DRAFT_MODEL
     return [("--speculative-config", json.dumps(config))]
 
 
 def _named_draft(plan: Deployment) -> Iterator[str]:
-    own = (plan.speculative_method or "mtp").lower() in _OWN_DRAFTS
+    own = (plan.speculative_method or "mtp").lower() in _WITHOUT_MODEL
     if plan.num_speculative_tokens and not own and plan.draft_model is None:
         yield _comment(f"{DRAFT_MODEL} stands for the draft model")
 
@@ -175,6 +166,15 @@ def as_named(deployment: Deployment, family: str) -> Deployment:
     if own is None or deployment.speculative_method != "mtp":
         return deployment
     return replace(deployment, speculative_method=own)
+
+
+def _untold_tables(plan: Deployment, engine: str) -> Iterator[str]:
+    """A word on tables of n-grams under an engine that has no flag on record for them."""
+    if plan.tables_on_host is not None:
+        place = "host" if plan.tables_on_host else "GPU"
+        yield _comment(
+            f"tables of n-grams are planned in {place} memory; no flag of {engine} on record says so"
+        )
 
 
 # --- SGLang ----------------------------------------------------------------------------------------------------
@@ -231,7 +231,7 @@ def _sglang_drafts(plan: Deployment) -> list[_Flag]:
     drafted: list[_Flag] = [("--speculative-algorithm", _SGLANG_METHODS[method])]
     if method == "dspark":
         return [*drafted, ("--speculative-dspark-block-size", count)]
-    if method not in (*_OWN_DRAFTS, "nextn"):
+    if method not in (*_WITHOUT_MODEL, "nextn"):
         drafted.append(("--speculative-draft-model-path", DRAFT_MODEL))
     if method != "ngram":
         drafted += [("--speculative-num-steps", count), ("--speculative-eagle-topk", 1)]
@@ -311,5 +311,5 @@ def _decoding(plan: Deployment) -> Iterator[str]:
     yield "speculative_config:"
     yield f"  decoding_type: {kinds[method]}"
     yield f"  {'num_nextn_predict_layers' if method == 'mtp' else 'max_draft_len'}: {count}"
-    if method not in _OWN_DRAFTS:
+    if method not in _WITHOUT_MODEL:
         yield f"  speculative_model_dir: {DRAFT_MODEL}"

@@ -16,7 +16,7 @@ from capplan.capacity.engines.vllm_allocator import Allocation, allocate, decodi
 from capplan.capacity.engines.vllm_blocks import attention_block, states_of
 from capplan.capacity.engines.vllm_rules import Settings, ordered, rules
 from capplan.errors import InputError
-from capplan.models.spec import Attention, CompressedAttention, LatentAttention, Model, Part
+from capplan.models.spec import Attention, LatentAttention, Model, Part
 
 OLDEST_ALLOCATOR = "0.11.2"  # the first whose blocks are on record
 _LATENT = (0, 7, 1)  # before, vLLM caches keys and values of latent attention in full
@@ -150,8 +150,8 @@ def _settings(model: Model, device: Device, flags: Deployment) -> Settings:
 
 def _drafted(model: Model, flags: Deployment) -> bool:
     """Whether draft layers on record speculate: the model's own, or a drafter's in their place."""
-    own = flags.speculative_method in ("mtp", "dspark") or flags.draft_model is not None
-    return flags.num_speculative_tokens > 0 and own and model.drafts_cached
+    drafter = flags.num_speculative_tokens > 0 and flags.draft_model is not None
+    return (flags.drafts_itself or drafter) and model.drafts_cached
 
 
 def _in_full(model: Model) -> Model:
@@ -180,11 +180,9 @@ def _kept(model: Model, flags: Deployment) -> Cache:
     kv, ranks = _format(model, flags), flags.tensor_parallel_size
     ranks = max(1, ranks // flags.attention_replicas)
     if flags.engine == "sglang":
-        parts = [part for layer in model.layers for part in layer]
-        sparse = any(getattr(part, "index_dim", 0) for part in parts) and model.dtype == "fp8"
-        pooled = any(isinstance(part, CompressedAttention) for part in parts)
-        if (sparse or pooled) and flags.kv_cache_dtype == "auto":
-            kv = "fp8_ds_mla"  # its choice for DeepSeek V3.2 and V4
+        sparse = any(getattr(part, "index_dim", 0) for layer in model.layers for part in layer)
+        if sparse and flags.kv_cache_dtype == "auto" and model.dtype == "fp8":
+            kv = "fp8_ds_mla"  # its choice for DeepSeek V3.2
     return cache(model, kv, tp=ranks, drafts=_drafted(model, flags))
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import ceil
 
-from capplan.capacity.engines.vllm_blocks import attention_of, pools_shared, prefix_caching
+from capplan.capacity.engines.vllm_blocks import attention_of, compressed, pools_shared, prefix_caching
 from capplan.capacity.engines.vllm_groups import (
     KVCacheGroup,
     RefusedError,
@@ -22,7 +22,7 @@ from capplan.capacity.engines.vllm_groups import (
 from capplan.capacity.engines.vllm_rules import Rules, Settings, rules
 from capplan.capacity.engines.vllm_specs import KVCacheSpec, kv_cache_specs
 from capplan.errors import InputError
-from capplan.models.spec import Attention, CompressedAttention, Model
+from capplan.models.spec import Attention, Model
 
 TOO_LONG = "one_request_does_not_fit"
 NO_MEMORY = "other: No available memory for the cache blocks."
@@ -147,7 +147,7 @@ def decoding(found: Allocation, tokens: int, held: Rules) -> float:
 
 def _known_format(model: Model, settings: Settings, held: Rules) -> None:
     """DeepSeek V4 has one format, which a version may want named; V4.1 one more, on sm100."""
-    if not any(isinstance(part, CompressedAttention) for part in attention_of(model)):
+    if not compressed(model):
         return
     asked, accepted = settings.kv_cache_dtype, ["auto", "fp8", "fp8_e4m3", "fp8_ds_mla"]
     if pools_shared(model) and settings.gpu == "sm100" and held.pooled_record == "nvfp4":

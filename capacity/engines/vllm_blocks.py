@@ -25,6 +25,11 @@ def sparse(model: Model) -> bool:
     return any(isinstance(part, LatentAttention) and part.index_dim for part in attention_of(model))
 
 
+def compressed(model: Model) -> bool:
+    """Whether attention reads pooled vectors (DeepSeek V4)."""
+    return any(isinstance(part, CompressedAttention) for part in attention_of(model))
+
+
 def pools_shared(model: Model) -> bool:
     """Whether few layers pool for all (DeepSeek V4.1)."""
     return any(isinstance(part, CompressedAttention) and part.index_pooled for part in attention_of(model))
@@ -146,7 +151,7 @@ def _kernel_block(model: Model, settings: Settings, rules: Rules) -> int:
     """The block that the attention kernels of the model prefer."""
     attention = attention_of(model)
     fp8 = cache_format(model, settings) == "fp8"
-    if any(isinstance(part, CompressedAttention) for part in attention):
+    if compressed(model):
         return rules.kernel("compressed_shared" if pools_shared(model) else "compressed", settings.kernels)
     if sparse(model):
         return rules.kernel("sparse", settings.kernels)

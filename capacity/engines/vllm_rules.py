@@ -9,6 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from capplan.capacity.engines.deployment import OWN_DRAFTS
 from capplan.errors import InputError
 
 GPUS = ("sm80", "sm90", "sm100", "sm120", "rocm")
@@ -74,7 +75,7 @@ class Settings:
     @property
     def drafts(self) -> bool:
         """Whether draft layers are loaded, of the model's own or of a drafter."""
-        with_layers = ("mtp", "dflash", "eagle3", "dspark")
+        with_layers = (*OWN_DRAFTS, "dflash", "eagle3")
         return self.num_speculative_tokens > 0 and self.speculative_method in with_layers
 
     @property

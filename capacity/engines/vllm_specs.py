@@ -26,10 +26,8 @@ from capplan.models.spec import Attention, CompressedAttention, LatentAttention,
 
 LOCAL = ("sliding", "chunked", "sliding_mla")
 _FP8_DS_MLA = (512, 64)  # the one geometry that FlashMLA's sparse kernel packs in 656 bytes
-_COMPRESSOR_BLOCKS = {
-    4: 4,
-    128: 8,
-}  # DeepSeek V4: tokens of a block of a compressor's states, by what it pools
+# DeepSeek V4: tokens of a block of a compressor's states, by those that it pools
+_COMPRESSOR_BLOCKS = {4: 4, 128: 8}
 
 
 class KVCacheSpec(NamedTuple):
@@ -83,7 +81,7 @@ def _specs_of(model: Model, layers: tuple[Layer, ...], settings: Settings, rules
         if isinstance(part, State):
             found.append(_state_spec(model, part, settings, rules, block, page))
         elif isinstance(part, CompressedAttention):
-            found += _compressed_specs(part, settings, block, _records(model, settings, rules))
+            found += _compressed_specs(part, settings, block, _records(model, part, settings, rules))
         elif isinstance(part, LatentAttention):
             found += _latent_specs(model, part, settings, block)
         elif not part.shared:
@@ -173,9 +171,8 @@ class _Records(NamedTuple):
     stride: int = 1
 
 
-def _records(model: Model, settings: Settings, rules: Rules) -> _Records:
+def _records(model: Model, part: CompressedAttention, settings: Settings, rules: Rules) -> _Records:
     """V4.1 on sm100 has its rotary elements in fp8 as well, and a scale for 32; pooled vectors may be in 4 bit."""
-    part = next(part for part in attention_of(model) if isinstance(part, CompressedAttention))
     row = int(precision.compressed_bytes("fp8_ds_mla", part.width, part.rope))
     if not pools_shared(model):
         return _Records(row, row, page=576, tokens=64)
@@ -185,9 +182,8 @@ def _records(model: Model, settings: Settings, rules: Rules) -> _Records:
     asked = settings.kv_cache_dtype
     narrow = asked == "nvfp4_ds_mla" or (asked != "fp8_ds_mla" and rules.pooled_record == "nvfp4")
     pooled = part.width // 2 + part.width // 16 if narrow else raw
-    stride = (
-        lcm(raw, pooled) if rules.pooled_record == "nvfp4" else 1
-    )  # the kernel reads blocks as whole records
+    # the kernel that came with 4 bit reads blocks as whole records, of either kind
+    stride = lcm(raw, pooled) if rules.pooled_record == "nvfp4" else 1
     return _Records(raw, pooled, page=512, tokens=32, stride=stride)
 
 
@@ -201,7 +197,7 @@ def _compressed_specs(
         return KVCacheSpec(kind, tokens, page, (width, size), window, stride=records.stride)
 
     yield paged("sliding_mla", records.tokens, records.tokens * records.raw, part.width, part.window)
-    if not part.ratio or part.shared:
+    if not part.ratio or part.reads_pooled:
         return
     rows = block // part.ratio
     yield paged("mla", block, rows * records.pooled, part.width)

@@ -102,12 +102,17 @@ def quantized(model: Model, quant: str | None) -> Model:
     )
 
 
+def mixture(model: Model) -> bool:
+    """Whether tokens are routed to experts."""
+    return any(weight.bucket == "experts" for weight in model.weights)
+
+
 def _left_alone(model: Model) -> tuple[str, ...]:
     """What NVFP4 builds leave in 16 bit: all but the routed experts; of models without, what goes into a recurrence."""
-    mixture = any(weight.bucket == "experts" for weight in model.weights)
-    buckets = ("mixer", "attention", "index", "mlp", "shared") if mixture else ("mixer",)
+    routed = mixture(model)
+    buckets = ("mixer", "attention", "index", "mlp", "shared") if routed else ("mixer",)
     names = {weight.name.removesuffix(".weight") for weight in model.weights if weight.bucket in buckets}
-    cores = sorted(name.split(".N.", 1)[-1] for name in names if mixture or not name.endswith("out_proj"))
+    cores = sorted(name.split(".N.", 1)[-1] for name in names if routed or not name.endswith("out_proj"))
     return tuple(f"re:.*\\.\\d+\\.{re.escape(core)}" for core in cores)
 
 

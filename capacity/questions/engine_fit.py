@@ -12,7 +12,7 @@ from capplan.capacity.engines.deployment import Deployment
 from capplan.capacity.engines.device import GIB, Device, device_of
 from capplan.capacity.engines.vllm_memory import kv_bytes_left
 from capplan.capacity.engines.vllm_rules import newest, ordered
-from capplan.capacity.engines.weights import NARROWED, narrowed, table_bytes
+from capplan.capacity.engines.weights import NARROWED, mixture, narrowed, table_bytes
 from capplan.capacity.questions import asked, gpu_terms
 from capplan.errors import CapplanError, InputError
 from capplan.models.resolve import with_tower
@@ -189,7 +189,7 @@ def engine_fit(
         work.warn(
             f"recurrent states are counted for {running} (--max-num-seqs); {flags.engine} sets a pool apart"
         )
-    if flags.enable_expert_parallel and not any(weight.bucket == "experts" for weight in spec.weights):
+    if flags.enable_expert_parallel and not mixture(spec):
         work.warn(f"{spec.id} has no experts: expert parallelism changes nothing")
     at = {length: _at(spec, device, flags, length) for length in contexts or ()}
     return EngineFit(

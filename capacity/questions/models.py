@@ -64,7 +64,7 @@ def letter(layer: Layer) -> str:
     if isinstance(part, State):
         return "V" if not part.recurrent else "L"
     if isinstance(part, CompressedAttention):
-        return "A" if part.index_dim else "s" if part.shared else "H" if part.ratio else "S"
+        return "A" if part.index_dim else "s" if part.reads_pooled else "H" if part.ratio else "S"
     if part.shared:
         return "s"
     if isinstance(part, LatentAttention):

@@ -83,7 +83,7 @@ def _layers(d: Decoder, window: CompressedAttention, ratios: list[int]) -> list[
         if layer in sources:
             part = part._replace(index_dim=width, index_heads=heads)
         elif ratio:
-            part = part._replace(shared=True)
+            part = part._replace(reads_pooled=True)
         found.append((part,))
     return found
 

@@ -87,7 +87,7 @@ def test_four_layers_pool_for_all() -> None:
     assert all(isinstance(part, CompressedAttention) and part.window == 128 for part in parts)
     owners = [i for i, part in enumerate(parts) if getattr(part, "index_dim", 0)]
     assert owners == [2, 8, 14, 20]
-    assert [getattr(part, "shared", None) for part in parts].count(True) == 34
+    assert [getattr(part, "reads_pooled", None) for part in parts].count(True) == 34
     held = cache(row)
     assert held.slope == (3 / 2 + 1) * (1024 + 132)
     # of the three that pool two tokens: value and gate of a vector in fp32; keys are made of what was pooled
