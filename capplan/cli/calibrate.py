@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Annotated
 
 import typer
 
-from capplan.cli import deploying
+from capplan.cli import deploying, notes
 from capplan.cli import options as opt
 from capplan.cli.render import emit, only_one
-from capplan.report import printable
 
 
 def command(
@@ -75,5 +73,5 @@ def command(
         tp=tp,
     )
     write_document(out, document)
-    sys.stderr.write(f"note: wrote {printable(out)}; perf, compare and others take it with --calibration\n")
+    notes.say(f"wrote {out}; perf, compare and others take it with --calibration")
     raise typer.Exit(emit(noted(answer, out), as_json=json, as_csv=csv, explain=explain))

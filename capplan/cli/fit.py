@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -159,7 +158,7 @@ def command(
         )
         if command_for is not None:
             _print_command(deployment, asked, command_for)
-            sys.stderr.write(f"note: {found.report().headline}\n")
+            notes.say(found.report().headline)
             raise typer.Exit(ExitCode.ANSWERED if found.fits else ExitCode.DOES_NOT_FIT)
         raise typer.Exit(emit(found, as_json=json, as_csv=csv, explain=explain))
     from capplan.capacity.questions.fit import fit as ask
@@ -211,6 +210,6 @@ def _print_command(deployment: Deployment, asked: str, engine: str) -> None:
     if "/" not in asked:
         named = next((alias for alias in row.aliases if alias.count("/") == 1), asked)
         if named == asked:
-            sys.stderr.write(f"note: {asked} is capplan's name; write the hub id or the path that you load\n")
+            notes.say(f"{asked} is capplan's name; write the hub id or the path that you load")
     notes.tell()
     print(commands.emit(commands.as_named(deployment, row.family), named, engine))

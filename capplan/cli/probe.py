@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from capplan.cli import notes
 from capplan.cli import options as opt
 from capplan.cli.render import emit, is_terminal, only_one, width
 from capplan.errors import ExitCode, InputError
-from capplan.report import printable
 
 if TYPE_CHECKING:
     from capplan.probes.run import Progress
@@ -92,7 +92,7 @@ def run(
         if on_cpu
         else "fit, perf, decode and others take it with --calibration"
     )
-    sys.stderr.write(f"note: wrote {printable(out)}; {use}\n")
+    notes.say(f"wrote {out}; {use}")
     from capplan.capacity.questions.probe_report import probe_report
 
     answer = probe_report(out)
@@ -144,7 +144,7 @@ def compare(
         from capplan.calibration_file import write_document
 
         write_document(out, fleet)
-        sys.stderr.write(f"note: wrote {printable(out)}\n")
+        notes.say(f"wrote {out}")
     raise typer.Exit(emit(answer, as_json=json, as_csv=csv))
 
 
