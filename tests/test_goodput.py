@@ -262,6 +262,23 @@ def test_traces(run: Run, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("option", "seed", "said"),
+    [
+        ("--trace", None, "the same requests of the trace, stretched to each"),
+        ("--trace-lengths", 1, "the same requests (seed 1)"),
+    ],
+)
+def test_a_trace_draws_nothing(option: str, seed: int | None, said: str, run: Run, tmp_path: Path) -> None:
+    text = "arrival_s,input_tokens,output_tokens\n" + "".join(f"{i},500,20\n" for i in range(100))
+    (tmp_path / "t.csv").write_text(text)
+    inputs = json.loads(run(*LINE, option, "t.csv", "--json")[1])["inputs"]
+    assert (inputs["seed"], inputs["cv"]) == (seed, seed)
+    assert said in run(*LINE, option, "t.csv")[1]
+    line = ("simulate", "llama-3.1-8b", "--gpu", "h100", "--rate", "1", option, "t.csv", "--json")
+    assert json.loads(run(*line)[1])["inputs"]["seed"] == seed
+
+
+@pytest.mark.parametrize(
     ("args", "message"),
     [
         ((), "no SLO given; name a bound, such as --ttft-p95 500ms"),

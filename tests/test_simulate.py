@@ -282,6 +282,15 @@ def test_turns_of_a_talk_find_the_ones_before(run: Run, talks: Path) -> None:
     assert "every prompt is computed whole" in run(*BARE, *line, "--no-enable-prefix-caching")[1]
 
 
+def test_prefixes_of_another_engine_are_found_by_vllm_s_rules_and_that_is_said(run: Run, talks: Path) -> None:
+    said = "assumed: prompts find prefixes by vLLM's rules, not by"
+    line = (*BARE, "--trace", str(talks), "--engine")
+    assert f"{said} sglang's: whole blocks of 16 tokens" in run(*line, "sglang")[1]
+    assert f"{said} tensorrt-llm's" in run(*line, "tensorrt-llm")[1]
+    for more in (("vllm",), ("sglang", "--no-enable-prefix-caching")):
+        assert said not in run(*line, *more)[1]
+
+
 def test_every_instance_has_its_own_prefix_cache(run: Run, talks: Path) -> None:
     """In turn, a talk of ten comes to one of two instances always, and to one of three by chance."""
     two, three = (result(run, "--trace", str(talks), "--instances", n)["prefix_cache"] for n in ("2", "3"))

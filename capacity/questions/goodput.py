@@ -252,9 +252,9 @@ def goodput(
         "isl": float(mix.isl.mean()),
         "osl": float(mix.osl.mean()),
         "workload": mix_of,
-        "cv": cv,
+        "cv": cv if mix.own_rate is None else None,  # a trace draws nothing
         "requests": requests,
-        "seed": seed,
+        "seed": seed if mix.own_rate is None else None,
         "configurations": names,
         "routing": routing,
         "slo": _bounds_of(slo),
@@ -271,10 +271,9 @@ def goodput(
         name, value, bound = max(missed, key=lambda each: each[1] / each[2])
         why_not = f"one request alone has {words(name)} {seconds(value)}, over {seconds(bound)}: more replicas can't help"
         return _unattainable(inputs, why_not, idle, remedies(found, mix, slo, longest), work)
+    which = f"requests (seed {seed})" if mix.own_rate is None else "requests of the trace, stretched to each rate"
     work.assume(
-        f"every rate and placement gets the same requests (seed {seed}); the search ends within {100 * PRECISION:.0f}%"
-    )
-    work.assume(
+        f"every rate and placement gets the same {which}; the search ends within {100 * PRECISION:.0f}%",
         "every pass takes what the step-time model says, with no jitter (capplan validate performance)",
         f"instances take requests {_TAKEN[routing]}, and no prompt finds a prefix in the cache",
     )

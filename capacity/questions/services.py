@@ -11,7 +11,8 @@ from capplan.capacity.simulator.requests import Disaggregated, Link, Service
 from capplan.capacity.simulator.step_table import StepTable
 from capplan.capacity.step_time.forward import sequence_bytes
 from capplan.errors import InputError
-from capplan.models.spec import Model, State
+from capplan.models.spec import State
+from capplan.units import counted
 
 if TYPE_CHECKING:
     from capplan.hardware.spec import Gpu
@@ -65,13 +66,15 @@ def colocated(
 
 
 def caches_prefixes(
-    asked: bool | None, known: bool, model: Model, scheduler: str, preemption: str, work: Working
+    asked: bool | None, known: bool, found: Deployed, scheduler: str, preemption: str, work: Working
 ) -> bool:
     """Whether prompts take up blocks of their beginning: as asked, else as vLLM does, where these blocks are known.
 
+    Other engines keep prefixes by rules of their own, which are not simulated; that is said.
+
     Raises InputError where it is asked for, and the prompts' blocks are not known.
     """
-    states = any(isinstance(part, State) for layer in model.layers for part in layer)
+    states = any(isinstance(part, State) for layer in found.model.layers for part in layer)
     if asked and not known:
         raise InputError(
             "prefix caching of prompts whose blocks are not known; a trace with block_ids (or hash_ids) is accepted"
@@ -91,6 +94,11 @@ def caches_prefixes(
         )
     else:
         work.assume("what was answered is not found in a later prompt where the ids of its blocks don't tell")
+    if found.flags.engine != "vllm":
+        work.assume(
+            f"prompts find prefixes by vLLM's rules, not by {found.flags.engine}'s: whole blocks of "
+            f"{counted(found.flags.block_size or BLOCK, 'token')}, and what was not used for longest goes first"
+        )
     return True
 
 

@@ -273,14 +273,14 @@ def simulate(
     if scheduler is None:
         scheduler = "mixed" if found.engine.mixed else "prefill-first"
     caching = services.caches_prefixes(
-        prefix_caching, workload.prefix is not None, spec, scheduler, preemption, work
+        prefix_caching, workload.prefix is not None, found, scheduler, preemption, work
     )
     inputs = pass_parts.inputs_of(found, calibration) | {
         "isl": float(workload.isl.mean()),
         "osl": float(workload.osl.mean()),
-        "cv": cv,
+        "cv": cv if mix.own_rate is None else None,  # a trace draws nothing
         "requests": len(workload),
-        "seed": seed,
+        "seed": seed if mix.own_rate is None else None,
         "rate_per_s": rate,
         "concurrency": concurrency,
         "timeout_s": timeout if timeout < inf else None,
