@@ -125,11 +125,16 @@ def _divided(specs: Sequence[KVCacheSpec], rules: Rules) -> list[KVCacheGroup]:
 
     The number is that of the rarest kind, or of the commonest where they are close.
     """
+    counts = Counter(specs).values()
+    size = max(counts) if max(counts) < min(counts) * rules.merge_below else min(counts)
+    return _by_kind(specs, size)
+
+
+def _by_kind(specs: Sequence[KVCacheSpec], size: int) -> list[KVCacheGroup]:
+    """Groups of so many layers at most, each of one kind, whose layers they take in turn."""
     kinds: dict[KVCacheSpec, list[KVCacheSpec]] = {}
     for spec in specs:
         kinds.setdefault(spec, []).append(spec)
-    counts = [len(layers) for layers in kinds.values()]
-    size = max(counts) if max(counts) < min(counts) * rules.merge_below else min(counts)
     groups = []
     for layers in kinds.values():
         count = ceil(len(layers) / size)
@@ -141,16 +146,9 @@ def _beside_an_index(specs: Sequence[KVCacheSpec]) -> list[KVCacheGroup]:
     """Qwen4-Exp: attention with its pooled keys packed beside it in a block; states and rings in groups of as many
     layers as attend."""
     growing = [spec for spec in specs if spec.kind in ("full", "mla")]
+    others = [spec for spec in specs if spec.kind not in ("full", "mla")]
     size = max(1, sum(spec.kind == "full" for spec in growing))
-    groups = [KVCacheGroup(tuple(growing), uniform=True)]
-    kinds: dict[KVCacheSpec, list[KVCacheSpec]] = {}
-    for spec in specs:
-        if spec.kind not in ("full", "mla"):
-            kinds.setdefault(spec, []).append(spec)
-    for layers in kinds.values():
-        count = ceil(len(layers) / size)
-        groups += [KVCacheGroup(tuple(layers[i::count])) for i in range(count)]
-    return groups
+    return [KVCacheGroup(tuple(growing), uniform=True), *_by_kind(others, size)]
 
 
 # --- what a block costs ---------------------------------------------------------------------------------------
@@ -177,8 +175,8 @@ def needed_per_block(groups: Sequence[KVCacheGroup], rules: Rules) -> int:
 
 
 def in_tuples(groups: Sequence[KVCacheGroup], rules: Rules) -> bool:
-    mixed = rules.mixed == "tuples" and len(groups) > 1 and groups[0].uniform
-    return mixed and not any(group.kind == "ring" for group in groups)
+    """Whether groups lie over each other layer by layer, as `_tuples` makes them: the latents first."""
+    return rules.mixed == "tuples" and len(groups) > 1 and groups[0].kind == "uniform(mla)"
 
 
 # --- layers of several page sizes: DeepSeek V4 ----------------------------------------------------------------
@@ -247,34 +245,34 @@ def _tuples(specs: Sequence[KVCacheSpec]) -> list[KVCacheGroup]:
 
 
 def _packed(specs: Sequence[KVCacheSpec]) -> list[KVCacheGroup]:
-    """0.33: every type in groups of as many repeats of its pattern, packed side by side in a block."""
-    types = _types(specs)
+    """From 0.30: every type in groups of as many repeats of its pattern, packed side by side in a block."""
     if any(not spec.page_size_bytes for spec in specs):
         raise RefusedError("crash: ZeroDivisionError")  # a block shorter than a compressor's ratio
-    balanced = [len({len(same) for same in _by_page(layers).values()}) == 1 for layers in types]
-    mixed = [
-        _repeats(layers)
-        for layers, even in zip(types, balanced, strict=True)
-        if even and len(_by_page(layers)) > 1
-    ]
-    alike = [_repeats(layers) for layers, even in zip(types, balanced, strict=True) if even]
-    size = _least_padding(alike, max(mixed)) if mixed else None
-    counts = [
-        ceil(_repeats(layers) / size) if even and size else 1
-        for layers, even in zip(types, balanced, strict=True)
-    ]
+    types = _types(specs)
+    patterns = [layers for layers in types if _balanced(layers)]
+    mixed = [_repeats(layers) for layers in patterns if len(_by_page(layers)) > 1]
+    size = _least_padding([_repeats(layers) for layers in patterns], max(mixed)) if mixed else None
     # rings, and windows where no pattern holds them together, fill blocks that the others need; they widen none
     loose = ("ring",) if size else ("ring", "sliding_mla")
-    fills = [layers[0].kind in loose for layers in types]
-    block = max(
-        _widest(layers, len(layers) if fill else count)
-        for layers, count, fill in zip(types, counts, fills, strict=True)
-    )
+
+    def count(layers: Sequence[KVCacheSpec]) -> int:
+        return ceil(_repeats(layers) / size) if size and _balanced(layers) else 1
+
+    def fills(layers: Sequence[KVCacheSpec]) -> bool:
+        return layers[0].kind in loose
+
+    block = max(_widest(layers, len(layers) if fills(layers) else count(layers)) for layers in types)
     groups = []
-    for layers, count, fill in zip(types, counts, fills, strict=True):
+    for layers in types:
         fitting = max(block // layers[0].page_size_bytes, 1)
-        groups += _split(layers, max(count, ceil(len(layers) / fitting)) if fill else count)
+        fewest = ceil(len(layers) / fitting) if fills(layers) else 1
+        groups += _split(layers, max(count(layers), fewest))
     return groups
+
+
+def _balanced(layers: Sequence[KVCacheSpec]) -> bool:
+    """Whether there are as many layers of every page size: a pattern repeats."""
+    return len({len(same) for same in _by_page(layers).values()}) == 1
 
 
 def _widest(layers: Sequence[KVCacheSpec], count: int) -> int:
