@@ -18,9 +18,9 @@ from capplan.capacity.engines.tensorrt import buffers
 from capplan.capacity.engines.vllm_blocks import rank_heads
 from capplan.capacity.engines.vllm_memory import (
     activation_peak,
+    depends_on_flashinfer,
     graph_estimate,
     graphs_taken,
-    hangs_on_flashinfer,
     kv_bytes_left,
     non_torch,
     sampler_assumed,
@@ -98,7 +98,7 @@ def budget(
     """
     known = {"weights_bytes": weights_bytes, "activation_bytes": activation_bytes, "kv_bytes": kv_bytes}
     found = _budget(model, device, asked, **known)
-    if not hangs_on_flashinfer(device, found.deployment):
+    if not depends_on_flashinfer(device, found.deployment):
         return found
     told = sampler_assumed(model, found.deployment)
     if found.starts:

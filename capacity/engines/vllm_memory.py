@@ -6,8 +6,10 @@ from capplan.capacity import precision
 from capplan.capacity.engines.defaults import NEWEST, at_once, constant, defaults, is_v0, version_of
 from capplan.capacity.engines.deployment import Deployment
 from capplan.capacity.engines.device import Device
+from capplan.capacity.engines.vllm_blocks import states_of
+from capplan.capacity.engines.weights import mixture
 from capplan.capacity.formula import formula
-from capplan.models.spec import LatentAttention, Model, State
+from capplan.models.spec import LatentAttention, Model
 from capplan.units import gib
 
 _SAMPLER_BYTES = 2 + 4 + 4 + 4  # logits in 16 bit, in fp32, probabilities, noise (v1/sample, 0.17 to 0.33)
@@ -152,23 +154,25 @@ def activation_peak(
 
 def sorts(device: Device, flags: Deployment) -> bool:
     """Whether the sampler sorts all logits; a kernel does without, of vLLM's own or of FlashInfer's package."""
-    sampler = defaults(flags.version or NEWEST)["sampler"]
+    sampler = _default(flags, "sampler")
     if sampler == "kernel":
         return (flags.max_num_seqs or 0) < _SORTED_BELOW
     return sampler == "sorts" or flags.flashinfer is False or device.generation == "rocm"
 
 
-def _second_runner(model: Model, flags: Deployment) -> bool:
+def _default(flags: Deployment, name: str) -> object:
+    return defaults(flags.version or NEWEST)[name]
+
+
+def _runner_v2(model: Model, flags: Deployment) -> bool:
     """Whether Model Runner V2 runs it by default; a few mixtures that had it before all did are taken as the others."""
-    runs = defaults(flags.version or NEWEST)["second_runner"]
-    parts = [part for layer in model.layers for part in layer]
-    dense = not any(weight.bucket == "experts" for weight in model.weights)
-    return runs == "all" or (runs == "dense" and dense and not any(isinstance(part, State) for part in parts))
+    runs = _default(flags, "runner_v2")
+    return runs == "all" or (runs == "dense" and not mixture(model) and not states_of(model))
 
 
 def _logits_alone(model: Model, flags: Deployment) -> bool:
     """Whether the profiling run makes the logits and leaves the rest of the sampler out."""
-    return _second_runner(model, flags) and not defaults(flags.version or NEWEST)["second_runner_samples"]
+    return _runner_v2(model, flags) and not _default(flags, "runner_v2_samples")
 
 
 def _sampler_bytes(device: Device, flags: Deployment) -> float:
@@ -179,8 +183,8 @@ def unreserved(model: Model, device: Device, flags: Deployment, graphs: float) -
     """What Model Runner V2 allocates once the cache has been given all that may be used."""
     if not _logits_alone(model, flags):
         return []
-    entries = min(flags.max_num_seqs or 0, flags.max_num_batched_tokens or 0) * (model.vocab_size or 0)
-    later = _sampler_bytes(device, flags) * entries
+    sequences = min(flags.max_num_seqs or 0, flags.max_num_batched_tokens or 0)
+    later = sampler_peak(_sampler_bytes(device, flags), sequences, model.vocab_size or 0)
     what = "its sampler"
     if graphs and not graphs_taken(model, flags):
         later, what = later + graphs, "its sampler and its CUDA graphs"
@@ -190,22 +194,21 @@ def unreserved(model: Model, device: Device, flags: Deployment, graphs: float) -
 
 def graphs_taken(model: Model, flags: Deployment) -> bool:
     """Whether an estimate of the CUDA graphs is taken from the cache."""
-    found = defaults(flags.version or NEWEST)["graphs_taken"]
-    return found == "always" or (found == "first runner" and not _second_runner(model, flags))
+    taken = _default(flags, "graphs_taken")
+    return taken == "always" or (taken == "runner v1" and not _runner_v2(model, flags))
 
 
-def hangs_on_flashinfer(device: Device, flags: Deployment) -> bool:
+def depends_on_flashinfer(device: Device, flags: Deployment) -> bool:
     """Whether the sampler is another where FlashInfer's package is missing, and nobody says whether it is there."""
-    unsaid = flags.engine == "vllm" and flags.flashinfer is None
-    return (
-        unsaid and defaults(flags.version or NEWEST)["sampler"] == "flashinfer" and not sorts(device, flags)
-    )
+    if flags.engine != "vllm" or flags.flashinfer is not None:
+        return False
+    return _default(flags, "sampler") == "flashinfer" and not sorts(device, flags)
 
 
 def sampler_assumed(model: Model, flags: Deployment) -> list[str]:
     """What is taken for granted of FlashInfer's package, where it decides about the sampler."""
-    entries = (flags.max_num_seqs or 0) * (model.vocab_size or 0)
-    more = (constant("sampler_sorting_bytes") - _SAMPLER_BYTES) * entries
+    further = constant("sampler_sorting_bytes") - _SAMPLER_BYTES
+    more = sampler_peak(further, flags.max_num_seqs or 0, model.vocab_size or 0)
     without = f"without it the sampler of vllm {flags.version} sorts, in up to {gib(more)} more"
     return [f"FlashInfer's package is there, as in vLLM's images (its wheel does not bring it); {without}"]
 
@@ -225,7 +228,7 @@ def _widest(model: Model, tp: int) -> float:
     a recurrence, before and after its convolution and in the chunks of its kernel.
     """
     hidden, widest, mixed = model.hidden_size, 0.0, 0.0
-    kinds = {part.kind for layer in model.layers for part in layer if isinstance(part, State)}
+    kinds = {state.kind for state in states_of(model)}
     copies = constant("mixer_copies") if kinds & {"gdn", "kda"} else 2
     for weight in model.weights:
         leaf = weight.name.removesuffix(".weight").rsplit(".", 1)[-1]

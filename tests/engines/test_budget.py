@@ -74,7 +74,7 @@ def test_what_a_sampler_would_take_without_flashinfer_is_said() -> None:
     assert "FlashInfer" not in said("0.12.0")
 
 
-def test_a_start_that_hangs_on_flashinfer_is_none_until_it_is_said_to_be_there() -> None:
+def test_a_start_that_depends_on_flashinfer_is_none_until_it_is_said_to_be_there() -> None:
     """vllm issues 27508 (1.71 GiB at 0.95) and 23278 (-2.14 GiB at 0.9): gpt-oss-120b on one H100, pip's wheel."""
 
     def left(version: str, **flags: Any) -> tuple[bool, Any, bool]:
@@ -118,7 +118,7 @@ def test_replicas_of_attention_divide_it_no_further() -> None:
     assert budget(model("qwen2.5-7b"), H100, flags).starts
 
 
-def test_the_second_runner_profiles_less() -> None:
+def test_model_runner_v2_profiles_less() -> None:
     """vllm 0.25.1 to 0.33.0: its profiling run of dense models, from 0.29 of all, leaves out most of the sampler, and up to
     0.28 the CUDA graphs."""
 
@@ -137,7 +137,7 @@ def test_the_second_runner_profiles_less() -> None:
     assert first[1] == later[1] == newest[1] > 0
 
 
-def test_what_the_second_runner_leaves_for_the_cache() -> None:
+def test_what_model_runner_v2_leaves_for_the_cache() -> None:
     """Qwen2.5 0.5B on an L4 with 256 sequences: 1,733,440 tokens (https://github.com/vllm-project/vllm/pull/57926)."""
     l4 = device_of(gpu("l4"))
     flags = {"gpu_memory_utilization": 0.98, "max_num_seqs": 256, "max_model_len": 2048}
