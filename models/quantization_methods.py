@@ -9,6 +9,7 @@ from capplan.models.fields import live, show
 from capplan.models.quantization import Asked, Format, Quantization, Rule
 
 _SIZES = {"float32": 4, "float16": 2, "bfloat16": 2, "float8_e4m3fn": 1, "float8_e8m0fnu": 1, "uint8": 1}
+_MXFP4, _MXFP8 = Format("mxfp4", 4, 1, 32, scale_bytes=1), Format("mxfp8", 8, 1, 32, scale_bytes=1)
 
 
 def _fp8(f: Asked) -> Quantization:
@@ -26,10 +27,11 @@ def _fp8(f: Asked) -> Quantization:
     if added := f.names("modules_to_convert"):
         rules.insert(0, Rule(linear, added))
     if _expert_dtype(f) == "fp4":
-        rules.insert(0, Rule(Format("mxfp4", 4, 1, 32, scale_bytes=1), ("experts",)))
+        rules.insert(0, Rule(_MXFP4, ("experts",)))
     ignored = f.names("modules_to_not_convert", "ignored_layers", "ignore")
-    if f.model.get("model_type") in ("deepseek_v41", "deepseek_v41_text"):  # whose list is in its code
-        rules.insert(0, Rule(Format("mxfp8", 8, 1, 32, scale_bytes=1), ("engram.embed",)))
+    if f.model.get("model_type") in ("deepseek_v41", "deepseek_v41_text"):
+        # its code has what its config leaves out: which weights are in another format
+        rules.insert(0, Rule(_MXFP8, ("engram.embed",)))
         ignored = (*ignored, "compressor", "indexer.wk")
     return f.quantization(*rules, ignored=ignored, kv=_kv_scheme(f))
 
@@ -53,14 +55,13 @@ def _fbgemm_fp8(f: Asked) -> Quantization:
 
 def _mxfp8(f: Asked) -> Quantization:
     found = _fp8(f)
-    linear = Format("mxfp8", 8, 1, 32, scale_bytes=1)
-    return f.quantization(Rule(linear, linear=True), ignored=found.ignored, kv=found.kv)
+    return f.quantization(Rule(_MXFP8, linear=True), ignored=found.ignored, kv=found.kv)
 
 
 def _mxfp4(f: Asked) -> Quantization:
     """gpt-oss: the experts alone, whatever else is not in the list."""
     ignored = f.names("modules_to_not_convert")
-    return f.quantization(Rule(Format("mxfp4", 4, 1, 32, scale_bytes=1), ("experts",)), ignored=ignored)
+    return f.quantization(Rule(_MXFP4, ("experts",)), ignored=ignored)
 
 
 def _awq(f: Asked) -> Quantization:
@@ -269,9 +270,9 @@ _ALGORITHMS = {
     "W4A8_AWQ": Format("int4", 4, 1, 128, scale_bytes=2, column_bytes=2, matrix_bytes=8),
     "W8A16": Format("int8", 8, 1, 0),
     "W8A8_SQ_PER_CHANNEL": Format("int8", 8, 1, 0, column_bytes=2),
-    "MXFP4": Format("mxfp4", 4, 1, 32, scale_bytes=1),
+    "MXFP4": _MXFP4,
     "W4A8_MXFP4_FP8": Format("mxfp4", 4, 1, 32, scale_bytes=1, matrix_bytes=4),
-    "MXFP8": Format("mxfp8", 8, 1, 32, scale_bytes=1),
+    "MXFP8": _MXFP8,
 }
 _KV_ALGORITHMS = {"FP8": "fp8", "NVFP4": "nvfp4", "INT8": "int8", "NONE": None}
 

@@ -178,8 +178,7 @@ def _method(text: str) -> str | None:
 
 
 def _drafter(row: Row, assumed: list[str]) -> str | None:
-    """The drafter that the notes name, where it is on record for vLLM; where they name none, the one that was trained
-    for the model and goes with no other."""
+    """The drafter that the notes name, where it is on record for vLLM; else the only one that was trained for the model."""
     if engine(row) != "vllm":
         return None
     if name := noted(row, "drafter"):
@@ -187,7 +186,7 @@ def _drafter(row: Row, assumed: list[str]) -> str | None:
     speculated = row.get("spec_decode", "").strip().split(" ")[0].lower()
     if speculated != "dflash":  # a later DFlash has drafters of its own
         return None
-    found = drafters.made_for(resolve(row["model_id"], row.get("weight_quant", "")).model.id, "dflash")
+    found = drafters.made_for(model(row).model.id, "dflash")
     if found:
         assumed.append(f"drafter not named: {found} is the one on record for the model")
     return found

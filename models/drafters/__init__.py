@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from capplan.errors import DataFileError
 from capplan.models.hf import from_config
@@ -23,7 +23,7 @@ class Drafter(NamedTuple):
     """A draft model and how it speculates."""
 
     model: Model  # with the weights that are its own
-    published: str  # its hub id, where it has one
+    published: str  # its hub id; its id here, where it has none
     method: str  # as vLLM's speculative config has it
     tokens: int  # that it speculates where nobody says
     taps: int  # layers of the target whose hidden states it reads
@@ -42,10 +42,12 @@ def drafter(name: str) -> Drafter:
     if row["method"] == "eagle3":
         own = [_of_both(weight) for weight in own]
     reads = Weight("fc.weight", (model.hidden_size, row["taps"] * model.hidden_size), "mlp")
-    published = next(iter(row.get("aliases", ())), row["id"])
-    return Drafter(
-        model._replace(weights=(*own, reads)), published, row["method"], row["tokens"], row["taps"]
-    )
+    weights = (*own, reads)
+    return Drafter(model._replace(weights=weights), _hub_id(row), row["method"], row["tokens"], row["taps"])
+
+
+def _hub_id(row: dict[str, Any]) -> str:
+    return str(next(iter(row.get("aliases", ())), row["id"]))
 
 
 def _of_both(weight: Weight) -> Weight:
@@ -60,7 +62,7 @@ def known(name: str) -> bool:
 
 
 def made_for(target: str, method: str) -> str | None:
-    """The one drafter on record that was trained for a target, by its published name; None for none, or several."""
+    """The one drafter on record that was trained for a target, by its hub id; None for none, or several."""
     rows = [_ROWS.read(name)[1] for name in _ROWS.names()]
     found = [row for row in rows if (row.get("target"), row.get("method")) == (target, method)]
-    return next(iter(found[0].get("aliases", ())), found[0]["id"]) if len(found) == 1 else None
+    return _hub_id(found[0]) if len(found) == 1 else None
