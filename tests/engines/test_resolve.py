@@ -76,3 +76,16 @@ def test_a_name_that_two_owners_store_otherwise() -> None:
     doubled = 2 * 2 * 16384 * 8 * 128 * 126 / 8  # keys and values, which the first upload stored twice
     rank = rank_weights(quantized(own.model, own.quantization), tp=8).bytes + doubled
     assert rank / 2**30 == pytest.approx(57.752, rel=0.0003)  # vllm issue 6746
+
+
+@pytest.mark.parametrize(
+    ("name", "said", "quantization"),
+    [
+        ("deepseek-ai/DeepSeek-V4.1-Flash", "fp4", None),
+        ("XiaomiMiMo/MiMo-V2.5-Pro-FP4-DFlash", "mxfp4/fp8 mixed", None),
+        ("nvidia/DeepSeek-V4.1-Flash-NVFP4", "", "nvfp4"),
+        ("Qwen/Qwen3-32B", "fp4", "nvfp4"),
+    ],
+)
+def test_fp4_of_a_checkpoint_in_mxfp4_is_its_own(name: str, said: str, quantization: str | None) -> None:
+    assert resolve(name, said).quantization == quantization

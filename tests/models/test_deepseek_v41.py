@@ -1,4 +1,4 @@
-"""DeepSeek V4.1: its published totals, which layers keep what, and what is refused. MiMo V2.5 beside it."""
+"""DeepSeek V4.1: its published totals, which layers keep what, and what is refused."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from capplan.capacity.checkpoint import matrix_bytes
 from capplan.errors import DataFileError
 from capplan.models.hf import from_config
 from capplan.models.registry import model
-from capplan.models.spec import Attention, CompressedAttention, Model
+from capplan.models.spec import CompressedAttention, Model
 from capplan.models.stored import stored
 
 TOWER = 485_268_480
@@ -65,9 +65,8 @@ def test_every_published_parameter_is_there() -> None:
     assert parameters(row, "compressor") == 18_352_128
     assert parameters(row, "indexer") == 43_516_416
     assert parameters(row, "engram") - parameters(row, "engram.embed") == 314_654_720
-    assert row.parameters_active_without_embedding / 1e9 == pytest.approx(
-        16.13, abs=0.01
-    )  # 16B, as published
+    # 16B, as published
+    assert row.parameters_active_without_embedding / 1e9 == pytest.approx(16.13, abs=0.01)
 
 
 def test_the_bytes_of_the_files() -> None:
@@ -100,9 +99,8 @@ def test_a_layer_may_pool_without_a_gate() -> None:
     pooled = small()
     names = {weight.name: weight.copies for weight in pooled.weights if "compressor" in weight.name}
     assert names["model.layers.N.self_attn.compressor.kv_proj.weight"] == 2
-    assert (
-        names["model.layers.N.self_attn.compressor.gate_proj.weight"] == 1
-    )  # of one token there is nothing to weigh
+    # of one token there is nothing to weigh
+    assert names["model.layers.N.self_attn.compressor.gate_proj.weight"] == 1
 
 
 @pytest.mark.parametrize(
@@ -127,33 +125,3 @@ def test_a_layer_may_pool_without_a_gate() -> None:
 def test_what_is_refused(changed: dict[str, Any], message: str) -> None:
     with pytest.raises(DataFileError, match=message.replace("(", r"\(")):
         small(**changed)
-
-
-def test_mimo_pro_has_heads_of_its_own_in_windows() -> None:
-    row = model("XiaomiMiMo/MiMo-V2.5-Pro")
-    full, local = row.layers[0][0], row.layers[1][0]
-    assert isinstance(full, Attention)
-    assert isinstance(local, Attention)
-    assert (full.kv_heads, local.kv_heads, local.window) == (8, 8, 128)
-    assert sum(getattr(layer[0], "window", 0) is None for layer in row.layers) == 10
-    assert row.parameters_total / 1e12 == pytest.approx(1.02, abs=0.005)
-    assert row.parameters_active / 1e9 == pytest.approx(42, abs=0.5)
-
-
-def test_mimo_v2_5_is_its_flash_with_a_longer_context() -> None:
-    row, flash = model("XiaomiMiMo/MiMo-V2.5"), model("mimo-v2-flash")
-    assert row.parameters_total == flash.parameters_total
-    assert row.parameters_total / 1e9 == pytest.approx(310 - 0.73 - 0.26, rel=2e-3)  # without its towers
-    assert sum(getattr(layer[0], "window", 0) is None for layer in row.layers) == 9
-    assert cache(row).slope == cache(flash).slope
-
-
-def test_the_fp4_build_of_mimo_pro_has_its_experts_in_mxfp4_alone() -> None:
-    row = model("XiaomiMiMo/MiMo-V2.5-Pro-FP4-DFlash")
-    formats: dict[str, set[str | None]] = {}
-    for piece in stored(row.weights, row.layers, row.hidden_size, row.quantization):
-        if len(piece.weight.shape) > 1:
-            formats.setdefault(piece.weight.bucket, set()).add(piece.format and piece.format.name)
-    assert formats["experts"] == {"mxfp4"}
-    assert formats["attention"] == {"fp8", None}  # o_proj is in the list of what is left alone
-    assert formats["mlp"] == {"fp8"}
