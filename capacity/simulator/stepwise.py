@@ -13,15 +13,7 @@ from math import ceil, inf, nan
 
 import numpy as np
 
-from capplan.capacity.simulator.requests import (
-    CacheUse,
-    Gaps,
-    Outcome,
-    Service,
-    Timeline,
-    Totals,
-    Workload,
-)
+from capplan.capacity.simulator.requests import CacheUse, Gaps, Outcome, Service, Timeline, Totals, Workload
 
 
 class Sequence:

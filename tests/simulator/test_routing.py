@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from math import inf
+from typing import Any
 
 import numpy as np
 import pytest
@@ -117,10 +118,8 @@ class Together:
 
     decode = TIMES.decode
 
-    def prompts(
-        self, batch: int, context: float, prompts: int, tokens: int, pairs: float, *others: float
-    ) -> float:
-        return TIMES.prompts(batch, context, prompts, tokens, pairs)
+    def prompts(self, *work: Any) -> float:
+        return TIMES.prompts(*work[:5])
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
