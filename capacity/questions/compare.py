@@ -149,14 +149,14 @@ def compare(
     for each in calibrations if isinstance(calibrations, Iterable) else (calibrations,):
         if not isinstance(each, Calibration):
             raise InputError(f"calibration {each!r} is not one that read_calibration gave")
-    by_gpu: dict[str | None, str] = {}
+    measured: dict[str, Calibration] = {}
     for each in calibrations:
-        if each.gpu in by_gpu:
+        of = each.gpu or str(each.device.get("name"))
+        if of in measured:
             raise InputError(
-                f"calibrations {by_gpu[each.gpu]!r} and {each.name!r} are both of {each.gpu!r}; give one"
+                f"calibrations {measured[of].name!r} and {each.name!r} are both of {of!r}; give one"
             )
-        by_gpu[each.gpu] = each.name
-    measured = {found.gpu or str(found.device.get("name")): found for found in calibrations}
+        measured[of] = each
     if unused := sorted(set(measured) - {card.id for card in cards}):
         raise InputError(
             f"calibration {measured[unused[0]].name!r} is of {unused[0]!r}, which is not compared; "

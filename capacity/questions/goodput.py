@@ -271,14 +271,15 @@ def goodput(
         name, value, bound = max(missed, key=lambda each: each[1] / each[2])
         why_not = f"one request alone has {words(name)} {seconds(value)}, over {seconds(bound)}: more replicas can't help"
         return _unattainable(inputs, why_not, idle, remedies(found, mix, slo, longest), work)
-    which = f"requests (seed {seed})" if mix.own_rate is None else "requests of the trace, stretched to each rate"
+    which = (
+        f"requests (seed {seed})" if mix.own_rate is None else "requests of the trace, stretched to each rate"
+    )
     work.assume(
         f"every rate and placement gets the same {which}; the search ends within {100 * PRECISION:.0f}%",
         "every pass takes what the step-time model says, with no jitter (capplan validate performance)",
         f"instances take requests {_TAKEN[routing]}, and no prompt finds a prefix in the cache",
     )
-    tell = progress or (lambda what, points: None)
-    search = Search(found, whole, mix, slo, longest, requests, tell, work, routing)
+    search = Search(found, whole, mix, slo, longest, requests, progress or (lambda what, points: None), work)
     results, count = [], instances or 1
     if "disaggregated" in names:
         try:

@@ -71,9 +71,7 @@ class Search:
         requests: int | None,
         tell: Progress,
         work: Working,
-        routing: str = "round-robin",
     ) -> None:
-        self.routing = routing
         self.found, self.whole, self.slo, self.longest = found, whole, slo, longest
         self.mix, self.requests, self.tell, self.work = mix, requests, tell, work
         self.isl, self.osl = float(mix.isl.mean()), float(mix.osl.mean())
@@ -198,13 +196,13 @@ class Search:
             typical=max(1, round(self.isl)),
             first_token_at="decode" if found.flags.engine == "vllm" else "prefill",
         )
-        service = replace(service, prefill=replace(service.prefill, routing=self.routing))
+        service = replace(service, prefill=replace(service.prefill, routing=self.whole.routing))
         setting = f"{prefills} prefill, {decodes} decode"
         return Run("disaggregated", setting, found.gpus * count, found.ranks * count, service)
 
     def _run(self, name: str, setting: str, service: Service, instances: int) -> Run:
         replicas = instances * self.found.ranks
-        service = replace(service, replicas=replicas, routing=self.routing)
+        service = replace(service, replicas=replicas, routing=self.whole.routing)
         return Run(name, setting, instances * self.found.gpus, replicas, service)
 
     def best_of(self, runs: list[Run]) -> Run:
