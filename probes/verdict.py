@@ -28,7 +28,8 @@ def derived_of(rows: Sequence[Row]) -> tuple[dict[str, Any], list[str]]:
             told.append(f"{name}: no constants follow from its rows: {type(error).__name__}: {error}")
             continue
         for path, each in values.items():
-            if 0.0 <= each.lo <= each.value <= each.hi <= _MOST:
+            least = 1.0 if each.unit in ("FLOP/s", "byte/s") else 0.0  # what is divided by
+            if least <= each.lo <= each.value <= each.hi <= _MOST:
                 put(found, path, each)
             else:  # the rows do not tell it
                 told.append(f"{path}: {each.value:.3g} {each.unit} can't be, and is left out")

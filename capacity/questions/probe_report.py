@@ -340,7 +340,7 @@ def _changes(card: Gpu, kernels: Sequence[KernelConstant], work: Working) -> lis
     if not apart:
         return []
     weights = "fp8" if card.dense_flops.get("fp8") else None
-    exchanged = [int(each.name.split(".")[1]) for each in kernels if each.points]
+    exchanged = [each.exchanged[1] for each in kernels if each.points]
     try:
         spec = asked.as_model(MODEL)
         ranks = max(exchanged, default=None)  # else nothing would be exchanged

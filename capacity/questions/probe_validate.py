@@ -14,7 +14,7 @@ from capplan.capacity.decode import weight_only_batch_to_ridge
 from capplan.capacity.questions import asked
 from capplan.capacity.questions.probe_report import read_probes
 from capplan.capacity.roofline import attainable_flops, operation_time, ridge_point
-from capplan.capacity.step_time.calibration import Constant, kernels_of
+from capplan.capacity.step_time.calibration import Calibration, Constant, kernels_of
 from capplan.capacity.step_time.chip import Chip, chip_of
 from capplan.capacity.step_time.kernel_time import seconds as kernel_seconds
 from capplan.capacity.step_time.measured_kernels import kernel_constants, refuse, with_kernels
@@ -150,7 +150,7 @@ def probe_validate(path: str | PathLike[str]) -> ProbeValidate:
     if informational:
         work.warn("measured on a CPU: its figures say nothing of a GPU")
     spec, leaves = found["spec"], calibration.leaves
-    chips = _chips(calibration.gpu, found, work)
+    chips = _chips(calibration, work)
     rows = tuple(_rows(found["results"], chips))
     return ProbeValidate(
         inputs={"file": str(path), "profile": found["profile"], "gpu": calibration.gpu},
@@ -261,11 +261,11 @@ def _first(leaves: Mapping[str, Constant], paths: Sequence[str]) -> float | None
 # --- kernels one by one ---------------------------------------------------------------------------------------
 
 
-def _chips(gpu: str | None, found: Mapping[str, Any], work: Working) -> tuple[Chip, Chip] | None:
+def _chips(calibration: Calibration, work: Working) -> tuple[Chip, Chip] | None:
     """The chip with the shipped constants and with the measured ones; None where the registry has no such card."""
-    if gpu is None or found["device"]["kind"] == "cpu":
+    if calibration.gpu is None or calibration.device["kind"] == "cpu":
         return None
-    calibration, card = kernels_of(found, "it"), asked.as_gpu(gpu)
+    card = asked.as_gpu(calibration.gpu)
     try:
         refuse(calibration, card)
     except InputError as error:

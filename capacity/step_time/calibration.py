@@ -22,6 +22,7 @@ METHOD = 1  # grows when what is measured changes: unlike ones can't be compared
 OLD = 180  # days
 _MOST = 1000  # seconds, or times: no engine adds so much
 _MOST_RATE = 1e18  # FLOP/s, byte/s, byte: no device has so much
+_RATES = ("FLOP/s", "byte/s")  # what is divided by: at least one
 _MOST_TOLD, _LONGEST = 3, 200  # warnings of a file that are passed on, and characters of one
 
 # The constants that a benchmark from outside can tell apart, and their units. What a layer costs is in `step`: one
@@ -73,24 +74,26 @@ def read_calibration(path: str | PathLike[str]) -> Calibration:
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         if isinstance(error, InputError):
             raise
-        raise DataFileError(f"{str(path)!r} has no constants that can be read: {error}") from error
+        told = f"it has no {error}" if isinstance(error, KeyError) else error
+        raise DataFileError(f"{str(path)!r} has no constants that can be read: {told}") from error
 
 
 def _calibration(found: dict[str, Any], name: str) -> Calibration:
     if "unfinished" in found:
         raise ValueError("its run is not finished; capplan probe run --resume finishes it")
-    device, quality = found["device"], found["quality"]
+    kernels = kernels_of(found, name) if "engine" not in found else None
+    device, quality, derived = (_part(found, part) for part in ("device", "quality", "derived"))
     if device["kind"] == "cpu" or quality["verdict"] in ("cpu_only", "unusable"):
         verdict = "measured on a CPU" if device["kind"] == "cpu" else quality["verdict"]
         raise InputError(f"{name!r} is {verdict}: it never stands in for a GPU's figures")
-    if "engine" not in found:
-        return kernels_of(found, name)
-    derived = found["derived"]["step_model"]
+    if kernels is not None:
+        return kernels
+    engine, derived = _part(found, "engine"), _part(derived, "step_model")
     return Calibration(
         name=name,
         gpu=str(device["sku_guess"]),
-        engine=str(found["engine"]["name"]),
-        engine_version=found["engine"]["version"],
+        engine=str(engine["name"]),
+        engine_version=engine["version"],
         model=str(found["model"]),
         created=datetime.fromisoformat(found["created_utc"]).date(),
         constants={key: _constant(derived[key]) for key in CONSTANTS if key in derived},
@@ -98,6 +101,14 @@ def _calibration(found: dict[str, Any], name: str) -> Calibration:
         tpot_off=_positive(derived["tpot_error_p90"]["value"]),
         degraded=quality["verdict"] != "ok",
     )
+
+
+def _part(found: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """An object inside of another. Raises KeyError where it is missing, TypeError where it is none."""
+    part = found[name]
+    if not isinstance(part, dict):
+        raise TypeError(f"{name} is no object")
+    return part
 
 
 def kernels_of(found: Mapping[str, Any], name: str) -> Calibration:
@@ -122,10 +133,13 @@ def kernels_of(found: Mapping[str, Any], name: str) -> Calibration:
 
 
 def leaves_of(derived: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Constant]]:
-    """Every value of `derived` under its dotted path. Raises ValueError for one that is no number."""
+    """Every value of `derived` under its dotted path. Raises ValueError for one that is no number, and no rate."""
     for name, each in derived.items():
         if "value" in each:
-            yield path + name, _constant(each, _MOST_RATE)
+            leaf = _constant(each, _MOST_RATE)
+            if leaf.unit in _RATES and leaf.low < 1.0:
+                raise ValueError(f"derived.{path}{name} is below 1 {leaf.unit}")
+            yield path + name, leaf
         else:
             yield from leaves_of(each, f"{path}{name}.")
 

@@ -15,7 +15,7 @@ from capplan.capacity.step_time.chip import data
 from capplan.capacity.step_time.forward import Layout, Step, operations
 from capplan.capacity.step_time.kernel_time import seconds
 from capplan.capacity.step_time.operations import Operation, attention_decode, attention_prefill, collective
-from capplan.errors import InputError
+from capplan.errors import DataFileError, InputError
 
 if TYPE_CHECKING:
     from capplan.capacity.step_time.calibration import Calibration, Constant
@@ -35,10 +35,11 @@ _COLLECTIVES = {
     "reduce_scatter": "reduce_scatter",
     "all_to_all": "alltoall",
 }
-_MESSAGE = (
-    2**21
-)  # bytes at which a measured collective is laid beside the shipped: 128 tokens of 8,192 numbers
+# bytes at which a measured collective is laid beside the shipped: 128 tokens of 8,192 numbers
+_MESSAGE = 2**21
+_LONGEST = 16  # digits of a count of ranks or bytes
 _FAR = 2**30  # bytes that a line of two figures is drawn to
+_SLOWEST = {"gemm": "node.gemm.slowest", "memory": "node.read.slowest"}
 _OF_LINKS = ("peer_share", "direct_share")  # of kernels.toml's fabrics: what moves with the rate of a copy
 
 
@@ -54,6 +55,12 @@ class KernelConstant(NamedTuple):
     count: int  # type: ignore[assignment]  # over tuple.count; rows that it is from
     source: str  # the leaf of `derived`
     points: tuple[tuple[float, float], ...] = ()  # of a collective: sizes and times [byte, second]
+
+    @property
+    def exchanged(self) -> tuple[str, int]:
+        """Of a collective: what it is called, and its ranks."""
+        kind, ranks, _ = self.name.split(".")
+        return kind, int(ranks)
 
     @property
     def apart(self) -> bool:
@@ -93,7 +100,7 @@ def kernel_constants(found: Calibration, chip: Chip) -> list[KernelConstant]:
         if path is None:
             return
         leaf = leaves[path]
-        share, source = _of_the_slowest(leaves, name, path)
+        share, source = _of_the_slowest(found, name, path)
         low, value, high = (share * each / whole for each in (leaf.low, leaf.value, leaf.high))
         if name.startswith("gemm."):
             low, value, high = (_at_full_rate(min(each, 0.999), chip.allowed) for each in (low, value, high))
@@ -143,18 +150,17 @@ def unmeasured(found: Calibration, chip: Chip, plan: Layout) -> list[str]:
         return []
     if (apart := links_apart(found, chip)) is not None:
         return [apart]
-    ranks = {path.split(".")[2] for path in found.leaves if path.startswith("collectives.")}
-    if not ranks:
+    has = {each.exchanged for each in _exchanged(chip, found.leaves)}
+    if not has:
         return [
             f"{found.name} has no collectives: those of {_several(n for _, n in wanted)} ranks are as shipped"
         ]
-    has = {(each.name.split(".")[0], int(each.name.split(".")[1])) for each in _exchanged(chip, found.leaves)}
     lacking = sorted(wanted - has)
     if not lacking:
         return []
     told = _several(f"{kind} of {n}" for kind, n in lacking)
     return [
-        f"{found.name} has collectives of {_several(ranks)} ranks, and is planned with {told}: as shipped"
+        f"{found.name} has collectives of {_several(n for _, n in has)} ranks, and is planned with {told}: as shipped"
     ]
 
 
@@ -165,19 +171,15 @@ def _several(items: Iterable[object]) -> str:
 def _exchanged(chip: Chip, leaves: Mapping[str, Constant]) -> Iterator[KernelConstant]:
     """Collectives by ranks: the times by size, or, without them, a start and a bandwidth."""
     for path, alpha in leaves.items():
-        first, *rest = path.split(".")
-        if (
-            first != "collectives"
-            or rest[0] not in _COLLECTIVES
-            or rest[2:] != ["alpha"]
-            or not rest[1].isdecimal()
-        ):
-            continue
-        start, ranks, kind = path.removesuffix(".alpha"), int(rest[1]), _COLLECTIVES[rest[0]]
+        match path.split("."):
+            case ["collectives", op, count, "alpha"] if op in _COLLECTIVES and (ranks := _whole(count)):
+                start, kind = path.removesuffix(".alpha"), _COLLECTIVES[op]
+            case _:
+                continue
         at = {
-            float(name.rpartition(".")[2]): leaf
+            float(size): leaf
             for name, leaf in leaves.items()
-            if name.startswith(f"{start}.at.") and name.rpartition(".")[2].isdecimal()
+            if name.startswith(f"{start}.at.") and (size := _whole(name.removeprefix(f"{start}.at.")))
         }
         rate = leaves.get(f"{start}.algbw")
         if len(at) < 2 and not (rate and rate.low):
@@ -193,6 +195,11 @@ def _exchanged(chip: Chip, leaves: Mapping[str, Constant]) -> Iterator[KernelCon
         shipped = seconds(collective(kind, kind, float(_MESSAGE), ranks, variant="nccl"), chip) / _US
         name = f"{kind}.{ranks}.{_MESSAGE // 2**20}MiB"
         yield KernelConstant(name, "us", shipped, value, low, high, alpha.count, start, lines[1])
+
+
+def _whole(text: str) -> int:
+    """A count in the path of a constant; 0 for what is none."""
+    return int(text) if text.isdecimal() and len(text) < _LONGEST else 0
 
 
 def _copied(chip: Chip, leaves: Mapping[str, Constant]) -> Iterator[KernelConstant]:
@@ -218,7 +225,7 @@ def with_kernels(chip: Chip, constants: Iterable[KernelConstant]) -> Chip:
     for each in constants:
         name, _, path = each.name.partition(".")
         if each.points:
-            exchanged[name, int(path.split(".")[0])] = each.points
+            exchanged[each.exchanged] = each.points
         elif name in _OF_LINKS:
             fabric = fabric._replace(**{name: each.value})
         elif path:
@@ -242,14 +249,16 @@ def _at_full_rate(reached: float, allowed: float) -> float:
     return 1.0 / (1.0 + (1.0 / reached - 1.0) / allowed)
 
 
-def _of_the_slowest(leaves: Mapping[str, Constant], name: str, path: str) -> tuple[float, str]:
+def _of_the_slowest(found: Calibration, name: str, path: str) -> tuple[float, str]:
     """What is left of a rate on the slowest GPU of a node, with all of them at work, and where that is from: a group runs
-    at its slowest member."""
-    first = name.partition(".")[0]
-    leaf = leaves.get({"gemm": "node.gemm.slowest", "memory": "node.read.slowest"}.get(first, ""))
+    at its slowest member. Raises DataFileError where that is nothing."""
+    slowest = _SLOWEST.get(name.partition(".")[0], "")
+    leaf = found.leaves.get(slowest)
     if leaf is None or leaf.value >= 1.0:
         return 1.0, path
-    return leaf.value, f"{path}, node.{'gemm' if first == 'gemm' else 'read'}.slowest"
+    if leaf.value <= 0.0:
+        raise DataFileError(f"calibration {found.name!r} has a {slowest} of 0; a share above 0 is accepted")
+    return leaf.value, f"{path}, {slowest}"
 
 
 def _rate(leaves: Mapping[str, Constant], path: str) -> str | None:

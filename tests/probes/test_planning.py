@@ -716,6 +716,15 @@ def test_a_leaf_that_is_no_number_is_refused(file: Callable[..., Path], tmp_path
         (lambda d: d.update(created_utc="now"), "Invalid isoformat string: 'now'"),
         (lambda d: d["results"][0].update(rel_err=float("nan")), "is not valid JSON: nan is no number"),
         (lambda d: d["results"][0].update(rel_err=float("inf")), "is not valid JSON: infinity is no number"),
+        (lambda d: d.update(device=7), ": device is no object"),
+        (lambda d: d.pop("quality"), ": it has no 'quality'"),
+        (lambda d: d["derived"]["hbm"]["read_bps"].update(lo=0), "derived.hbm.read_bps is below 1 byte/s"),
+        (
+            lambda d: [
+                each.update(value=0, lo=0, hi=0) for each in d["derived"]["gemm"]["bf16"]["plain"].values()
+            ],
+            "derived.gemm.bf16.plain.flops_typ is below 1 FLOP/s",
+        ),
     ],
 )
 def test_a_file_that_is_unlike_its_schema_is_refused(
@@ -728,6 +737,38 @@ def test_a_file_that_is_unlike_its_schema_is_refused(
     for read in (probe_report, probe_validate, read_calibration, lambda path: probe_compare([MADE, path])):
         with pytest.raises(DataFileError, match=message):
             read(path)
+
+
+def test_a_node_with_a_gpu_that_does_nothing_is_refused(file: Callable[..., Path], run: Run) -> None:
+    def change(made: dict[str, Any]) -> None:
+        nothing = made["derived"]["hbm"]["t0"] | {"value": 0, "lo": 0, "hi": 0, "unit": "1"}
+        made["derived"]["node"] = {"read": {"slowest": nothing}}
+
+    path = file(change=change)
+    plan = ("decode", "llama-3.1-8b", "--gpu", "h200", "--calibration", str(path))
+    for asked in (("probe", "report", str(path)), ("probe", "validate", str(path)), plan):
+        code, out, err = run(*asked)
+        assert (code, out) == (2, "")
+        said = f"calibration {path.name!r} has a node.read.slowest of 0; a share above 0 is accepted"
+        assert err == f"error: {said}\n"
+
+
+@pytest.mark.parametrize(
+    "name", ["", ".x", ".all_reduce", ".all_reduce.8", ".all_reduce.two", ".all_reduce." + 5000 * "9"]
+)
+def test_collectives_in_another_place_are_none(name: str, file: Callable[..., Path]) -> None:
+    def change(made: dict[str, Any]) -> None:
+        each = made["derived"]["hbm"]["t0"]
+        if name.count(".") == 2 and name != ".all_reduce.8":
+            each = {"alpha": each, "algbw": each | {"value": 1e9, "lo": 1e9, "hi": 1e9, "unit": "byte/s"}}
+        for key in reversed(f"collectives{name}".split(".")):
+            each = {key: each}
+        made["derived"] |= each
+
+    path = file(change=change)
+    assert not any(each["name"].startswith("allreduce") for each in probe_report(path).kernels)
+    found = decode("llama-3.1-8b", "h200", batches=1, tp=8, calibration=read_calibration(path))
+    assert any("has no collectives: those of 8 ranks are as shipped" in text for text in found.warnings)
 
 
 def test_a_calibration_of_kernels_has_no_engine() -> None:
