@@ -23,9 +23,9 @@ _GROUPS = {
     "disk": ("storage.",),
     "fabric": ("fabric.", "collectives."),
 }
-# constants of a fitted curve, which mix what others say alone
-_CURVES = ("t0", "power", "ridge", "batch_t2x", "batch_90pct", "dip_batch")
-_MIXED = {"products": (*_CURVES, "bandwidth"), "memory": (*_CURVES, "peak")}
+# constants of a fitted curve: they follow from others, and mix what those say alone
+CURVES = ("t0", "power", "ridge", "batch_t2x", "batch_90pct", "dip_batch")
+_MIXED = {"products": (*CURVES, "bandwidth"), "memory": (*CURVES, "peak")}
 
 
 class Pair(NamedTuple):
@@ -65,7 +65,7 @@ def _groups(ratios: Mapping[str, float]) -> dict[str, float]:
         own = [
             ratio
             for name, ratio in ratios.items()
-            if name.startswith(starts) and name.rpartition(".")[2] not in _MIXED.get(group, _CURVES)
+            if name.startswith(starts) and name.rpartition(".")[2] not in _MIXED.get(group, CURVES)
         ]
         if own:
             found[group] = median(own)

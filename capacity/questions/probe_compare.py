@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from capplan.calibration_file import sealed
 from capplan.capacity.answer import Answer, Working
-from capplan.capacity.questions.probe_causes import causes
+from capplan.capacity.questions.probe_causes import CURVES, causes
 from capplan.capacity.questions.probe_report import figure, read_probes
 from capplan.capacity.step_time.calibration import Constant, leaves_of
 from capplan.errors import InputError
@@ -23,14 +23,6 @@ _SAME = 0.03  # two runs of one device differ by 3 to 5%
 _SLOW = 0.93  # of the median
 _SPREADS = 2.0  # pooled relative spreads within which a difference is none
 _RATES = ("byte/s", "FLOP/s")  # the more the better; of times, the less
-_FITTED = (
-    "power",
-    "ridge",
-    "batch_t2x",
-    "batch_90pct",
-    "dip_batch",
-    "t0",
-)  # of a curve: they follow from the others
 _GATE = ("method_version",)
 _DEVICE_GATE = ("kind", "arch")
 # what makes rows of one probe incomparable, although the files are not
@@ -208,7 +200,7 @@ def _compared(name: str, leaves: Sequence[Constant]) -> dict[str, Any]:
     ratios = [_ratio(value, values[0], better) for value in values]
     spread = max((leaf.high - leaf.low) / 2 / leaf.value if leaf.value else 0.0 for leaf in leaves)
     same = max(_SAME, _SPREADS * spread)
-    follows = name.rpartition(".")[2] in _FITTED
+    follows = name.rpartition(".")[2] in CURVES
     verdicts = [
         "same" if follows or abs(ratio - 1) < same else "slow" if ratio < _SLOW else "differs"
         for ratio in ratios

@@ -38,9 +38,14 @@ def draw(answer: ProbeReport) -> Figure:
             axes.legend(frameon=False, fontsize=8)
         elif not axes.has_data():
             axes.text(0.5, 0.5, "not measured", ha="center", transform=axes.transAxes, color=_GREY)
-    title = f"{printable(answer.device)}, {answer.inputs['created_utc'][:10]}: {answer.verdict}"
-    figure.suptitle(title.replace("$", r"\$"), fontsize=11)
+    title = f"{answer.device}, {answer.inputs['created_utc'][:10]}: {answer.verdict}"
+    figure.suptitle(_words(title), fontsize=11)
     return figure
+
+
+def _words(text: str) -> str:
+    """A file's words as matplotlib is to set them: printable, and never as a formula."""
+    return printable(text).replace("$", r"\$")
 
 
 def _by(
@@ -48,10 +53,7 @@ def _by(
 ) -> Iterator[tuple[str, str, list[Mapping[str, Any]]]]:
     """Rows of probes by what their cases say of some keys: the name, a colour, and the rows."""
     own = [row for row in rows if row["probe"] in probes]
-    names = [
-        printable(" ".join(str(row["case"][key]) for key in keys if key in row["case"])).replace("$", r"\$")
-        for row in own
-    ]
+    names = [_words(" ".join(str(row["case"][key]) for key in keys if key in row["case"])) for row in own]
     for name, colour in zip(dict.fromkeys(names), cycle(_LINES), strict=False):
         yield name, colour, [row for row, said in zip(own, names, strict=True) if said == name]
 
