@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from capplan.errors import DataFileError, InputError
+from capplan.whole_file import whole
 
 SCHEMA = "capplan.calibration/1"
 LARGEST = 2**24  # bytes of a file
@@ -109,15 +110,10 @@ def write_document(path: str | PathLike[str], document: Mapping[str, Any]) -> No
     target, name = Path(path), repr(str(path))
     check_place(path)
     try:
-        unfinished = target.with_name(f".capplan-{os.getpid()}.json")
-        try:
-            with unfinished.open("w", encoding="utf-8") as file:
-                file.write(json.dumps(document, indent=2, allow_nan=False) + "\n")
-                file.flush()
-                os.fsync(file.fileno())  # the new file is on the disk before it takes the old one's name
-            unfinished.replace(target)
-        finally:
-            unfinished.unlink(missing_ok=True)
+        with whole(target) as unfinished, unfinished.open("w", encoding="utf-8") as file:
+            file.write(json.dumps(document, indent=2, allow_nan=False) + "\n")
+            file.flush()
+            os.fsync(file.fileno())  # the new file is on the disk before it takes the old one's name
     except (OSError, ValueError) as error:
         raise InputError(f"can't write {name}: {_why(error)}") from error
 

@@ -123,8 +123,8 @@ def command(
         known_place(plot)
     slo = workloads.slo(bounds, ttft, tpot, attainment)
     mix = workloads.mix(
-        isl=None if isl is None else deploying.tokens("--isl", isl),
-        osl=None if osl is None else deploying.tokens("--osl", osl),
+        isl=isl,
+        osl=osl,
         sigma=sigma,
         trace_lengths=trace_lengths,
         trace=trace,
@@ -159,7 +159,7 @@ def command(
             cv=1.0 if burstiness is None else burstiness,
             seed=workloads.SEED if seed is None else seed,
             configurations=placements,
-            pools=_pools(pools),
+            pools=workloads.pools(pools),
             instances=instances,
             routing=routing,
             tp=tp,
@@ -181,12 +181,3 @@ def _counted(progress: Callable[[int, int], None] | None, expected: int) -> Call
         progress(done, max(expected, done + 1))
 
     return tell
-
-
-def _pools(text: str | None) -> tuple[int, int] | None:
-    if text is None:
-        return None
-    left, colon, right = text.partition(":")
-    if not (colon and left.strip().isdecimal() and right.strip().isdecimal()):
-        raise InputError(f"--pools {text!r} is not two numbers of instances; such as 2:1 is accepted")
-    return int(left), int(right)

@@ -28,6 +28,7 @@ from capplan.cli.pictures import tradeoff
 from capplan.cli.serving_pictures import attainment, gain
 from capplan.errors import InputError, MissingPackageError
 from capplan.units import gib, short, tokens
+from capplan.whole_file import whole
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -112,16 +113,13 @@ def save(answer: Answer, path: str) -> None:
             else f"there is no picture of {answer.question!r}; kv, fit, roofline, prefill, decode, whiteboard, "
             "perf, compare, speculate, simulate, goodput and probe report have one"
         )
-    unfinished = target.with_name(f".capplan-{os.getpid()}{target.suffix}")
     try:
-        figure.savefig(unfinished, format=target.suffix[1:].lower(), dpi=160, metadata=_metadata(target))
-        unfinished.replace(target)
+        with whole(target) as unfinished:
+            figure.savefig(unfinished, format=target.suffix[1:].lower(), dpi=160, metadata=_metadata(target))
     except OSError as error:
         raise InputError(f"can't draw to {path!r}: {(error.strerror or str(error)).lower()}") from error
     except ValueError as error:  # a NUL in the name
         raise InputError(f"can't draw to {path!r}: {error}") from error
-    finally:
-        unfinished.unlink(missing_ok=True)
 
 
 def _metadata(target: Path) -> dict[str, Any]:

@@ -145,8 +145,8 @@ def command(
     if concurrency is not None and burstiness is not None:
         raise InputError("--burstiness is of drawn arrivals; with --concurrency one comes when one leaves")
     mix = workloads.mix(
-        isl=None if isl is None else deploying.tokens("--isl", isl),
-        osl=None if osl is None else deploying.tokens("--osl", osl),
+        isl=isl,
+        osl=osl,
         sigma=sigma,
         trace_lengths=trace_lengths,
         trace=trace,
@@ -186,7 +186,7 @@ def command(
             speculation=_speculation(speculated, acceptance),
             draft_cost=opt.share("--draft-cost", DRAFT_COST if draft_cost is None else draft_cost),
             instances=instances,
-            pools=_pools(pools),
+            pools=workloads.pools(pools),
             link=_link(link),
             tp=tp,
             calibration=deploying.calibration(calibration),
@@ -237,15 +237,6 @@ def _speculation(speculated: int | None, acceptance: str | None) -> Speculation 
     return Speculation(speculated, opt.share("--acceptance", acceptance))
 
 
-def _pools(text: str | None) -> tuple[int, int] | None:
-    if text is None:
-        return None
-    prefill, colon, decode = text.partition(":")
-    if not (colon and prefill.strip().isdecimal() and decode.strip().isdecimal()):
-        raise InputError(f"--pools {text!r} is not two numbers of instances; such as 2:1 is accepted")
-    return int(prefill), int(decode)
-
-
 def _link(text: str | None) -> str | float | None:
     """The name of a link, or its bandwidth."""
     from capplan import units
@@ -259,6 +250,7 @@ def _link(text: str | None) -> str | float | None:
 def _write(path: str, outcome: Outcome) -> None:
     """The trace, whole or not at all."""
     from capplan.capacity.simulator.chrome_trace import write_trace
+    from capplan.whole_file import whole
 
     target = Path(path).resolve()  # a link stays one
     try:
@@ -266,13 +258,8 @@ def _write(path: str, outcome: Outcome) -> None:
             with target.open("w", encoding="utf-8") as file:
                 count = write_trace(outcome, file)
         else:
-            unfinished = target.with_name(f".capplan-{os.getpid()}.json")
-            try:
-                with unfinished.open("w", encoding="utf-8") as file:
-                    count = write_trace(outcome, file)
-                unfinished.replace(target)
-            finally:
-                unfinished.unlink(missing_ok=True)
+            with whole(target) as unfinished, unfinished.open("w", encoding="utf-8") as file:
+                count = write_trace(outcome, file)
     except (OSError, ValueError) as error:
         raise _unwritable(path, error) from error
     notes.note(f"wrote {count:,} events to {path}; chrome://tracing and ui.perfetto.dev show them")

@@ -102,6 +102,16 @@ def slo(given: dict[str, str | None], ttft: str | None, tpot: str | None, attain
     return Slo(tuple(bounds), joint)
 
 
+def pools(text: str | None) -> tuple[int, int] | None:
+    """Prefill and decode instances of --pools. Raises InputError."""
+    if text is None:
+        return None
+    prefill, colon, decode = text.partition(":")
+    if not (colon and prefill.strip().isdecimal() and decode.strip().isdecimal()):
+        raise InputError(f"--pools {text!r} is not two numbers of instances; such as 2:1 is accepted")
+    return int(prefill), int(decode)
+
+
 def mix_of(sigma: float | None, trace_lengths: str | None, trace: str | None) -> str:
     """What the requests are, for the record."""
     if trace is not None:
@@ -113,8 +123,8 @@ def mix_of(sigma: float | None, trace_lengths: str | None, trace: str | None) ->
 
 def mix(
     *,
-    isl: int | None,
-    osl: int | None,
+    isl: str | None,
+    osl: str | None,
     sigma: float | None,
     trace_lengths: str | None,
     trace: str | None,
@@ -126,6 +136,7 @@ def mix(
     from capplan.capacity.simulator import workloads
     from capplan.capacity.simulator.traces import read_trace
 
+    prompt, answer = opt.count("--isl", isl), opt.count("--osl", osl)
     ways = {"--sigma": sigma, "--trace-lengths": trace_lengths, "--trace": trace}
     named = [name for name, value in ways.items() if value is not None]
     if len(named) > 1:
@@ -136,7 +147,7 @@ def mix(
     path = trace if trace is not None else trace_lengths
     if path is not None and (unused := [name for name, value in given.items() if value is not None]):
         raise InputError(f"{named[0]} has requests of its own; {' and '.join(unused)} would not be used")
-    isl, osl = LENGTH if isl is None else isl, LENGTH if osl is None else osl
+    prompt, answer = LENGTH if prompt is None else prompt, LENGTH if answer is None else answer
     seed = SEED if seed is None else seed
     if path is not None:
         read = read_trace(path)
@@ -147,10 +158,10 @@ def mix(
         lengths = workloads.joint(requests, seed, read)
     elif sigma is not None:
         lengths = workloads.lognormal(
-            requests, seed, isl=isl, osl=osl, isl_sigma=sigma, osl_sigma=sigma, least=2
+            requests, seed, isl=prompt, osl=answer, isl_sigma=sigma, osl_sigma=sigma, least=2
         )
     else:
-        lengths = workloads.fixed(requests, isl, osl)
+        lengths = workloads.fixed(requests, prompt, answer)
     times = (
         workloads.poisson(requests, seed)
         if burstiness is None
