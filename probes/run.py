@@ -30,6 +30,7 @@ from capplan.probes.probe import PROFILES, Case, Row, names, probe, probes
 from capplan.probes.telemetry import told_of
 from capplan.probes.timing import METHOD
 from capplan.probes.verdict import derived_of, quality_of
+from capplan.units import counted
 
 LIMITS = {"quick": 60.0, "default": 240.0, "full": 900.0}  # s of one probe
 _PLAN_LIMIT = 120.0
@@ -90,7 +91,7 @@ def run(
         "method": METHOD,
         "cases": plan["cases"],
     }
-    part = Path(f"{out}.part")
+    part = _part(out)
     check_place(part)
     finished: dict[str, list[Row]] = _resumed(part, asked) if resume else {}
     if not part.exists():
@@ -168,6 +169,23 @@ def _shapes(cases: dict[str, list[Case]]) -> dict[tuple[str, str], str]:
 
 
 # --- what is kept of a run that is not finished ------------------------------------------------------------------
+
+
+def _part(out: str | Path) -> Path:
+    return Path(f"{out}.part")
+
+
+def kept(out: str | Path) -> str:
+    """What is left of a run that was cut off, in words."""
+    part = _part(out)
+    try:
+        finished = len(read_document(part)["finished"])
+    except (InputError, KeyError):
+        finished = 0
+    told = f"{str(out)!r} is as it was"
+    if not finished:
+        return f"{told}, and no probe was finished"
+    return f"{told}; {counted(finished, 'finished probe')} kept in {str(part)!r}: --resume goes on after that"
 
 
 def _keep(part: Path, asked: dict[str, Any], finished: dict[str, list[Row]]) -> None:

@@ -77,15 +77,20 @@ def run(
     capplan probe run --only gemm,hbm --device cpu
     """
     only_one(json=json, csv=csv)
+    from capplan.probes.run import kept
     from capplan.probes.run import run as measure
 
     names = [name.strip() for text in only or () for name in text.split(",") if name.strip()]
     if only and not names:
         raise InputError("--only names no probe (capplan probe list)")
-    with _progress() as told:
-        found = measure(
-            out, device=device, profile=profile, only=names, label=label, resume=resume, report=told
-        )
+    try:
+        with _progress() as told:
+            found = measure(
+                out, device=device, profile=profile, only=names, label=label, resume=resume, report=told
+            )
+    except KeyboardInterrupt:
+        notes.say(f"interrupted; {kept(out)}")
+        raise
     on_cpu = found["device"]["kind"] == "cpu"
     use = (
         "of a CPU, so no plan takes it"

@@ -135,6 +135,40 @@ def test_a_kill_leaves_the_old_file_and_resume_goes_on(measured: Path, tmp_path:
     assert not part.exists()
 
 
+def test_ctrl_c_says_what_is_kept(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "capplan", "probe", "run", "--profile", "quick", "--device", "cpu"]
+    part = tmp_path / "x.json.part"
+    process = subprocess.Popen(
+        [*command, "--only", "launch,storage,host_copy,memory", "--out", "x.json"],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    deadline = time.monotonic() + 60
+    while not (part.exists() and read_document(part)["finished"]) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, out) == (130, "")
+    finished = len(read_document(part)["finished"])
+    probes = f"{finished} finished probe{'s' * (finished > 1)}"
+    said = f"'x.json' is as it was; {probes} kept in 'x.json.part': --resume goes on after that"
+    assert err == f"note: interrupted; {said}\n"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["x.json.part"]
+
+
+def test_ctrl_c_before_anything_is_finished(monkeypatch: pytest.MonkeyPatch, run: Run) -> None:
+    def interrupted(*args: Any) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(running, "_plan", interrupted)
+    code, out, err = run("probe", "run", "--only", "launch", "--out", "x.json")
+    assert (code, out) == (130, "")
+    assert err == "note: interrupted; 'x.json' is as it was, and no probe was finished\n"
+
+
 def test_another_run_is_not_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out = tmp_path / "out.json"
     plan = {"facts": {"kind": "cpu"}, "cases": {}, "skipped": {"launch": ["skipped", "so"]}}
