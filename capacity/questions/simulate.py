@@ -75,12 +75,8 @@ class Simulate(Answer):
     pass_high: float
     preemptions: int
     recomputed_tokens: int
-    prefix_hit_rate: (
-        float | None
-    )  # share of the prompts' tokens that were cached; None without a prefix cache
-    prefix_cache: tuple[
-        dict[str, Any], ...
-    ]  # one an instance that has one: tokens asked for and found, and the hit rate
+    prefix_hit_rate: float | None  # share of the prompts' tokens that were cached; None without a prefix cache
+    prefix_cache: tuple[dict[str, Any], ...]  # one a cache: tokens asked for and found, and the hit rate
     timeline: tuple[dict[str, Any], ...]  # thinned
     outcome: Outcome | None = field(default=None, repr=False, compare=False)  # every request
 
@@ -237,9 +233,9 @@ def simulate(
     prefix_caching: whether prompts take up blocks of their beginning that are still there; None is as vLLM does, where the
     requests come with ids of their blocks.
     speculation: tokens drafted a pass, and how often they hold; draft_cost: time of a draft's pass over the target's.
-    instances: of the deployment; routing: round-robin, or least-loaded as vLLM's data-parallel balancer does; pools: prefill and decode instances instead,
-    with the cache over link: gpu, pcie or network of the GPU's record, or a bandwidth [byte/second] of an instance;
-    None is the GPUs' own within a node, else the network.
+    instances: of the deployment; routing: round-robin, or least-loaded as vLLM's data-parallel balancer does.
+    pools: prefill and decode instances instead, with the cache over link: gpu, pcie or network of the GPU's record, or a
+    bandwidth [byte/second] of an instance; None is the GPUs' own within a node, else the network.
     warm_up: share of the requests, the first, that latencies leave out. progress: called with requests done, of all.
 
     Raises UnknownNameError, DataFileError, InputError.
