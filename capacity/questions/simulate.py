@@ -75,7 +75,7 @@ class Simulate(Answer):
     pass_high: float
     preemptions: int
     recomputed_tokens: int
-    prefix_hit_rate: float | None  # share of the prompts' tokens that were cached; None without a prefix cache
+    prefix_hit_rate: float | None  # share of the prompts' tokens that were cached; None: no prefix cache
     prefix_cache: tuple[dict[str, Any], ...]  # one a cache: tokens asked for and found, and the hit rate
     timeline: tuple[dict[str, Any], ...]  # thinned
     outcome: Outcome | None = field(default=None, repr=False, compare=False)  # every request
